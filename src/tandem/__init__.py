@@ -1,0 +1,3 @@
+"""Tandem keeps prefill/decode-disaggregated LLM inference honest."""
+
+__version__ = "0.1.0"

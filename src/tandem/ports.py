@@ -1,0 +1,219 @@
+"""The seams: what the stages may ask of engines, routers, supervisors, sources, time and paper.
+
+For: small protocols; a plug-in implements one of them and is built in `wiring.py` alone.
+Not for: any implementation.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from tandem.facts import Facts
+from tandem.records import (
+    Change,
+    Incarnation,
+    Member,
+    Observation,
+    Record,
+    TestResult,
+    Trait,
+)
+
+Scope = str
+
+
+class Clock(Protocol):
+    """Time as the product knows it: real in `wiring`, virtual in `tandem.testing`."""
+
+    def now(self) -> float:
+        """Unix seconds."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Harvest:
+    """What one look at something brings: observations, traits, ledger rows."""
+
+    observations: tuple[Observation, ...] = ()
+    traits: tuple[Trait, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+
+class Source(Protocol):
+    """One way of looking; a failure to look is an observation, never an exception."""
+
+    name: str
+    interval_s: float
+    timeout_s: float
+
+    async def collect(self) -> Harvest:
+        """Look once; bounded by `timeout_s`, which the collect stage enforces as well."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of one request as its client saw it."""
+
+    status: Literal["completed", "failed", "timed_out"]
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    latency_s: float = 0.0
+    ttft_s: float | None = None
+    detail: str = ""
+    kv_moved: bool | None = None
+    prompt_tokens: int = 0
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """An engine family, spoken to over HTTP."""
+
+    name: str
+
+    async def observe(self, member: Member, timeout_s: float) -> Harvest:
+        """Metrics, loads and server information in our vocabulary, with traits."""
+        ...
+
+    async def health(self, member: Member, timeout_s: float) -> Harvest:
+        """The health endpoint, and a prefill's bootstrap readiness."""
+        ...
+
+    async def ready(self, member: Member, timeout_s: float) -> bool:
+        """Whether the process answers HTTP and its model is loaded (one look, no waiting)."""
+        ...
+
+    async def bootstrap_ready(self, member: Member, timeout_s: float) -> bool:
+        """Whether a prefill's rendezvous has every rank (one look, no waiting)."""
+        ...
+
+    async def complete_direct(
+        self,
+        prefill: Member,
+        decode: Member,
+        *,
+        prompt: str | Sequence[int],
+        output_tokens: int,
+        timeout_s: float,
+    ) -> Completion:
+        """One request sent to both sides with a fresh room; on timeout it is abandoned (aborted).
+
+        `kv_moved` is True only when a transfer counter or the receiver shows it.
+        """
+        ...
+
+    async def score(
+        self,
+        prefill: Member,
+        decode: Member,
+        *,
+        prompt: str,
+        output_ids: Sequence[int],
+        timeout_s: float,
+    ) -> list[float] | None:
+        """Gap (best logit minus the token's) of each output token under a clean prefill.
+
+        None when the engine cannot tell. Clean means: no prefix reuse over the scored tokens.
+        """
+        ...
+
+
+@runtime_checkable
+class Router(Protocol):
+    """A PD router."""
+
+    name: str
+
+    async def observe(self, member: Member, timeout_s: float) -> Harvest:
+        """Workers, breakers, requests, responses, active requests."""
+        ...
+
+    async def ready(self, member: Member, timeout_s: float) -> bool:
+        """Whether it would route a request now (enough healthy workers of each role)."""
+        ...
+
+    async def complete(
+        self, member: Member, *, prompt: str, output_tokens: int, timeout_s: float, chat: bool
+    ) -> Completion:
+        """One request through the router, as a client sends it; `token_ids` when not chat."""
+        ...
+
+
+@runtime_checkable
+class Supervisor(Protocol):
+    """Whoever starts and stops members on a host."""
+
+    name: str
+
+    async def start(self, member: Member) -> Incarnation:
+        """Start it as it was last started (or as configured, the first time); returns at once.
+
+        Raises `WorldError` when it cannot be started. Starting what runs returns what runs.
+        """
+        ...
+
+    async def stop(self, member: Member, grace_s: float) -> None:
+        """SIGTERM, wait at most `grace_s`, SIGKILL; stopping what is gone is done already."""
+        ...
+
+    async def inspect(self, member: Member) -> Incarnation | None:
+        """The present life of a member, or None when there is none."""
+        ...
+
+    async def residue(self, member: Member) -> tuple[str, ...]:
+        """What is still held by a stopped member: each holder as one sentence; empty is gone."""
+        ...
+
+    def log_path(self, member: Member) -> str | None:
+        """Where its output goes, when that is a file."""
+        ...
+
+
+class Journal(Protocol):
+    """Where an actor writes its intent before and its outcome after; never forgets."""
+
+    def append(self, record: Record) -> None:
+        """Append one record durably."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A failure mode as its file declares it: `MODE = Mode(...)`."""
+
+    slug: str
+    incident_class: str
+    scope: Scope
+    """The repair it calls for: nothing, router, engine, pair, role, all, config."""
+    safety: str
+    """Why the repair is safe, or when it is not."""
+    tests: tuple[Callable[[Facts, str], TestResult], ...]
+    """Each asks one thing of the facts about one subject (a path or a member)."""
+    aliases: tuple[str, ...] = ()
+    """Words an operator may use for it; matched against a hunch."""
+    split: Callable[[Facts, str], tuple[str | None, TestResult | None]] | None = None
+    """A narrower name when evidence splits the family, with the test that did it."""
+    implicates: Callable[[Facts, Change], TestResult | None] | None = None
+    """Whether a ledger row belongs to this cause; None leaves it to the catalogue."""
+
+
+Progress = Callable[[str], Awaitable[None] | None]
+"""Told one sentence whenever something longer than two seconds goes on."""
+
+__all__ = [
+    "Clock",
+    "Completion",
+    "Engine",
+    "Harvest",
+    "Journal",
+    "Mode",
+    "Progress",
+    "Router",
+    "Scope",
+    "Source",
+    "Supervisor",
+]

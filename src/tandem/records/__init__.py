@@ -1,0 +1,69 @@
+"""The frozen records in which the stages meet: one file per stage's nouns.
+
+For: data only. Not for: behaviour, I/O or defaults that depend on the world.
+"""
+
+from tandem.records.record import Record
+from tandem.records.change import Change
+from tandem.records.deployment import Deployment, Incarnation, Launch, Member, Path, Role
+from tandem.records.diagnosis import (
+    ChangeVerdict,
+    Diagnosis,
+    HunchAnswer,
+    ModeVerdict,
+    RuledOut,
+    TestResult,
+)
+from tandem.records.finding import Finding, Thresholds, Witness
+from tandem.records.incident import Incident, ReportRef, Seal
+from tandem.records.observation import Observation, Trait, Value
+from tandem.records.outcome import Outcome
+from tandem.records.plan import Plan, Policy, RefusedRung, Step
+from tandem.records.settings import (
+    EvidenceSettings,
+    ProbeSettings,
+    ReportSettings,
+    Settings,
+    WatchSettings,
+)
+from tandem.records.verification import LostRequest, Profile, RequestRecord, Verification
+
+__all__ = [
+    "Change",
+    "ChangeVerdict",
+    "Deployment",
+    "Diagnosis",
+    "EvidenceSettings",
+    "Finding",
+    "HunchAnswer",
+    "Incarnation",
+    "Incident",
+    "Launch",
+    "LostRequest",
+    "Member",
+    "ModeVerdict",
+    "Observation",
+    "Outcome",
+    "Path",
+    "Plan",
+    "Policy",
+    "ProbeSettings",
+    "Profile",
+    "Record",
+    "RefusedRung",
+    "ReportRef",
+    "ReportSettings",
+    "RequestRecord",
+    "Role",
+    "RuledOut",
+    "Seal",
+    "Settings",
+    "Step",
+    "TestResult",
+    "Thresholds",
+    "Trait",
+    "Value",
+    "Verification",
+    "WatchSettings",
+    "Witness",
+]

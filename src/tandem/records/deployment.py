@@ -1,0 +1,91 @@
+"""What is deployed: members with roles, incarnations of them, and the paths between them."""
+
+from enum import StrEnum
+
+from tandem.records.record import Record
+
+
+class Role(StrEnum):
+    """What a member does in the pair."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ROUTER = "router"
+
+
+class Launch(Record, frozen=True, kw_only=True):
+    """How to start a member: argv, environment additions and working directory.
+
+    Only supervisors that start processes themselves need it; never a shell string.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    cwd: str = "."
+
+
+class Member(Record, frozen=True, kw_only=True):
+    """One member of a deployment: an engine of one role, or the router.
+
+    `url` is its HTTP root; `bootstrap_port` only on a prefill; `metrics_url` where it differs from
+    `url + /metrics` (a router's Prometheus port). `supervisor` names the plug-in that may start and
+    stop it, `none` when nobody told us how.
+    """
+
+    name: str
+    role: Role
+    url: str
+    engine: str
+    """Adapter that speaks to it: `sglang`, `vllm`; for a router `smg`."""
+    bootstrap_port: int | None = None
+    metrics_url: str | None = None
+    supervisor: str = "none"
+    launch: Launch | None = None
+
+
+class Deployment(Record, frozen=True, kw_only=True):
+    """Members that serve one model together; several deployments on one host stay apart."""
+
+    name: str
+    members: tuple[Member, ...]
+
+    def of(self, role: Role) -> tuple[Member, ...]:
+        """The members of one role, in the order of the configuration."""
+        return tuple(member for member in self.members if member.role == role)
+
+    def member(self, name: str) -> Member | None:
+        """The member of that name, or None."""
+        return next((member for member in self.members if member.name == name), None)
+
+    def cells(self) -> tuple["Path", ...]:
+        """Every (prefill, decode) cell of the path matrix, without the router."""
+        return tuple(
+            Path(prefill=prefill.name, decode=decode.name)
+            for prefill in self.of(Role.PREFILL)
+            for decode in self.of(Role.DECODE)
+        )
+
+
+class Path(Record, frozen=True, kw_only=True):
+    """A way a request can take; `router` is None when the cell is reached directly."""
+
+    prefill: str
+    decode: str
+    router: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """How observations name this path: `prefill-0>decode-0`, `router>prefill-0>decode-0`."""
+        ends = f"{self.prefill}>{self.decode}"
+        return f"{self.router}>{ends}" if self.router else ends
+
+
+class Incarnation(Record, frozen=True, kw_only=True):
+    """One life of a member: an opaque id and when it began (unix seconds).
+
+    Here `pid:start time`; elsewhere a container id, a pod uid, an engine id.
+    """
+
+    id: str
+    started_at: float
+    pid: int | None = None

@@ -1,0 +1,78 @@
+"""The words in which observations and traits speak; adapters map their engine's names to these.
+
+For: the names judgement may rely on, with unit and freshness. Not for: any engine's own names.
+Reqs are counts of requests; `_total` are counters that only grow within one incarnation.
+"""
+
+# Live queue state of an engine (source `loads`: refreshed even in a total stall, by trait).
+RUNNING_REQS = "running_reqs"
+WAITING_REQS = "waiting_reqs"
+BOOTSTRAP_QUEUE_REQS = "bootstrap_queue_reqs"  # prefill: waiting for the decode's metadata
+INFLIGHT_QUEUE_REQS = "inflight_queue_reqs"  # prefill: computed, hand-off not yet acknowledged
+PREALLOC_QUEUE_REQS = "prealloc_queue_reqs"  # decode: waiting for room to receive
+TRANSFER_QUEUE_REQS = "transfer_queue_reqs"  # decode: waiting for the KV to arrive
+RETRACTED_QUEUE_REQS = "retracted_queue_reqs"  # decode: pushed out, waiting to resume
+TOKEN_USAGE = "token_usage"  # 0..1, share of the KV pool
+
+# Progress and failure counters of an engine (source `metrics`).
+PROGRESS_TOKENS_TOTAL = "progress_tokens_total"  # every token computed, in any mode
+REQUESTS_TOTAL = "requests_total"
+TRANSFERS_TOTAL = "transfers_total"  # hand-offs that completed, seen by the prefill
+TRANSFER_SECONDS_TOTAL = "transfer_seconds_total"
+TRANSFER_FAILED_TOTAL = "transfer_failed_total"
+BOOTSTRAP_FAILED_TOTAL = "bootstrap_failed_total"
+ABORTED_TOTAL = "aborted_total"
+TTFT_P99_S = "ttft_p99_s"  # from the engine's own histogram, over its lifetime
+
+# Health endpoints (source `health`).
+HEALTH_STATUS = "health_status"  # HTTP status
+HEALTH_LATENCY_S = "health_latency_s"
+BOOTSTRAP_READY = "bootstrap_ready"  # bool: the prefill's rendezvous has every rank
+
+# Path probes (source `probe`; subject is a path, or the router's name for a routed one).
+PROBE = "probe"  # completed | late | failed | stuck (an earlier one is still out) | off
+PROBE_LATENCY_S = "probe_latency_s"
+PROBE_KV_MOVED = "probe_kv_moved"  # bool, None when nothing could show it
+PROBE_TOKENS = "probe_tokens"
+
+# The router (source `router`).
+ROUTER_REQUESTS_TOTAL = "router_requests_total"
+ROUTER_RESPONSES_TOTAL = "router_responses_total"
+ROUTER_ACTIVE_REQS = "router_active_reqs"
+WORKER_HEALTHY = "worker_healthy"  # bool, label = member (or URL when no member matches)
+WORKER_ACTIVE_REQS = "worker_active_reqs"  # label = member
+WORKER_BREAKER_OPEN = "worker_breaker_open"  # bool, label = member
+
+# Processes (source `process`).
+ALIVE = "alive"
+PID = "pid"
+STARTED_AT = "started_at"
+CPU_SECONDS_TOTAL = "cpu_seconds_total"
+RSS_BYTES = "rss_bytes"
+COMMAND_LINE = "command_line"  # tuple of words, secrets redacted
+ENVIRONMENT = "environment"  # label = variable, allowlisted ones only
+PROCESS_STATE = "process_state"  # R S D T Z
+
+# Logs and stacks.
+LOG_LINES_TOTAL = "log_lines_total"
+LOG_SIGNATURE = "log_signature"  # label = signature slug, value = count in this incarnation's log
+LOG_LAST = "log_last"  # label = signature slug, value = last such line, redacted
+STACK = "stack"  # label = thread, value = frames, innermost first, one a line, never locals
+STACK_STATE = "stack_state"  # label = thread, value = idle | active
+
+# Server information (source `server_info`).
+SERVER_ARG = "server_arg"  # label = argument name, value = its value as text
+
+# Traits.
+T_ENGINE_FAMILY = "engine_family"
+T_ENGINE_VERSION = "engine_version"
+T_ACTIVE_PROBE_SAFE = "active_probe_safe"  # bool: an abandoned probe cannot hurt
+T_DECODE_ALONE_RESTART_HURTS = "decode_alone_restart_hurts"  # bool
+T_START_ORDER = "start_order"  # tuple of roles
+T_STOP_ORDER = "stop_order"
+T_WAITING_TIMEOUT_S = "waiting_timeout_s"
+T_BOOTSTRAP_TIMEOUT_S = "bootstrap_timeout_s"
+T_TOUCHES = "touches"  # label = flag or variable, value = component
+T_SWITCHES_OFF = "switches_off"  # label = flag or VAR=value, value = failure mode it makes impossible
+T_FREEZES_IN_STALL = "freezes_in_stall"  # label = our name of a gauge, value bool
+T_HEALTH_RUNS_FORWARD = "health_runs_forward"  # bool: a 200 means a forward step just ran
