@@ -6,6 +6,7 @@ Not for: scheduling, sampling policy or HTTP.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -45,6 +46,10 @@ class ModelError(Exception):
     """The model refused: full KV, a bad blob, a return code that is not success."""
 
 
+class SetupError(ModelError):
+    """The library or the model file is missing or unfit; the message says what to do next."""
+
+
 class KvExhaustedError(ModelError):
     """No free KV cells for this step; nothing of the step was applied."""
 
@@ -78,11 +83,15 @@ class Model(Protocol):
         ...
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token (may be half a UTF-8 character)."""
+        """The bytes of one token (may be half a UTF-8 character; none for a control token)."""
         ...
 
     def step(self, feeds: Sequence[Feed]) -> list[Logits]:
-        """Run one batch; one array per feed: shape (0 | 1 | len(tokens), vocabulary)."""
+        """Run one batch; one array per feed: shape (0 | 1 | len(tokens), vocabulary).
+
+        The arrays belong to the caller. Raises `KvExhaustedError` (nothing was applied) or
+        `ModelError` (a feed that breaks a rule, nothing was applied; or the library failed).
+        """
         ...
 
     def length(self, sequence: int) -> int:
@@ -102,11 +111,14 @@ class Model(Protocol):
         ...
 
     def import_kv(self, sequence: int, blob: memoryview) -> None:
-        """Replace the KV of a sequence; raises `KvMismatchError` or `KvExhaustedError`."""
+        """Replace the KV of a sequence; `blob` is exactly what `export_kv` wrote.
+
+        Raises `KvMismatchError` or `KvExhaustedError`; the sequence is empty after either.
+        """
         ...
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Make an empty `target` share the first `length` tokens of `source`."""
+        """Make an empty `target` share the first `length` tokens of `source`, at no cell's cost."""
         ...
 
     def truncate(self, sequence: int, length: int) -> None:
@@ -120,3 +132,71 @@ class Model(Protocol):
     def close(self) -> None:
         """Free everything; the model is unusable afterwards."""
         ...
+
+
+def check_feeds(model: Model, feeds: Sequence[Feed]) -> None:
+    """Refuse a step that breaks a rule of the protocol, before anything of it is applied.
+
+    Raises `ModelError` naming the sequence and the numbers that disagree.
+    """
+    total = sum(len(feed.tokens) for feed in feeds)
+    if total > model.step_tokens_max:
+        raise ModelError(
+            f"a step of {total} tokens exceeds {model.step_tokens_max}; feed smaller chunks"
+        )
+    if len({feed.sequence for feed in feeds}) != len(feeds):
+        raise ModelError("a sequence is fed twice in one step; merge its feeds")
+    for feed in feeds:
+        length = model.length(feed.sequence)
+        if not feed.tokens:
+            raise ModelError(f"sequence {feed.sequence} is fed no tokens; leave it out")
+        if feed.position != length:
+            raise ModelError(
+                f"sequence {feed.sequence} is fed at position {feed.position} "
+                f"but holds {length} tokens"
+            )
+        if length + len(feed.tokens) > model.context_length:
+            raise ModelError(
+                f"sequence {feed.sequence} would reach {length + len(feed.tokens)} tokens, "
+                f"more than the context length {model.context_length}"
+            )
+        if not 0 <= min(feed.tokens) <= max(feed.tokens) < model.vocabulary:
+            raise ModelError(
+                f"sequence {feed.sequence} is fed a token outside 0..{model.vocabulary - 1}"
+            )
+
+
+def load_model(
+    spec: str,
+    *,
+    context_length: int = 2048,
+    sequences_max: int = 8,
+    cells: int = 8192,
+    step_cost_s: float = 0.0,
+) -> Model:
+    """Load `toy`, `toy:SEED`, `smollm2` (the packaged default) or a path to a GGUF file.
+
+    Sizes are in tokens. `step_cost_s` makes each step of the toy that slow; llama.cpp ignores it.
+    Raises `SetupError` when the library or the file is missing or unfit.
+    """
+    # Imported late: the toy must run where the llama.cpp wheel is not installed.
+    from tandem_engine.toy import ToyModel  # noqa: PLC0415
+
+    kind, _, seed = spec.partition(":")
+    if kind == "toy":
+        if seed and not seed.isdecimal():
+            raise SetupError(f"the toy's seed {seed!r} is not a number; write toy:7, for example")
+        return ToyModel(
+            int(seed or 0),
+            context_length=context_length,
+            sequences_max=sequences_max,
+            cells=cells,
+            step_cost_s=step_cost_s,
+        )
+    from tandem_engine.fetch import locate_model  # noqa: PLC0415
+    from tandem_engine.llama import LlamaModel  # noqa: PLC0415
+
+    path = locate_model() if spec == "smollm2" else Path(spec)
+    return LlamaModel(
+        path, context_length=context_length, sequences_max=sequences_max, cells=cells
+    )
