@@ -4,6 +4,7 @@ For: asking simple questions of sealed or rolling data (what was last seen, how 
 flat, what never reached zero). Not for: judging, I/O, or the time of day: `now` is given.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -142,7 +143,7 @@ class Facts:
             return None
         total = sum(
             later.value - earlier.value if later.value >= earlier.value else later.value
-            for earlier, later in zip(samples, samples[1:], strict=False)
+            for earlier, later in itertools.pairwise(samples)
         )
         return Reading(total, (samples[0].id, samples[-1].id))
 

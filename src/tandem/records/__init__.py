@@ -3,9 +3,15 @@
 For: data only. Not for: behaviour, I/O or defaults that depend on the world.
 """
 
-from tandem.records.record import Record
 from tandem.records.change import Change
-from tandem.records.deployment import Deployment, Incarnation, Launch, Member, Path, Role
+from tandem.records.deployment import (
+    Deployment,
+    Incarnation,
+    Launch,
+    Member,
+    Path,
+    Role,
+)
 from tandem.records.diagnosis import (
     ChangeVerdict,
     Diagnosis,
@@ -19,6 +25,7 @@ from tandem.records.incident import Incident, ReportRef, Seal
 from tandem.records.observation import Observation, Trait, Value
 from tandem.records.outcome import Outcome
 from tandem.records.plan import Plan, Policy, RefusedRung, Step
+from tandem.records.record import Record
 from tandem.records.settings import (
     EvidenceSettings,
     ProbeSettings,
@@ -26,7 +33,12 @@ from tandem.records.settings import (
     Settings,
     WatchSettings,
 )
-from tandem.records.verification import LostRequest, Profile, RequestRecord, Verification
+from tandem.records.verification import (
+    LostRequest,
+    Profile,
+    RequestRecord,
+    Verification,
+)
 
 __all__ = [
     "Change",

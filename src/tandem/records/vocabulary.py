@@ -73,6 +73,6 @@ T_STOP_ORDER = "stop_order"
 T_WAITING_TIMEOUT_S = "waiting_timeout_s"
 T_BOOTSTRAP_TIMEOUT_S = "bootstrap_timeout_s"
 T_TOUCHES = "touches"  # label = flag or variable, value = component
-T_SWITCHES_OFF = "switches_off"  # label = flag or VAR=value, value = failure mode it makes impossible
+T_SWITCHES_OFF = "switches_off"  # label = flag or VAR=value, value = mode it makes impossible
 T_FREEZES_IN_STALL = "freezes_in_stall"  # label = our name of a gauge, value bool
 T_HEALTH_RUNS_FORWARD = "health_runs_forward"  # bool: a 200 means a forward step just ran
