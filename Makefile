@@ -60,8 +60,8 @@ python=; for candidate in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
   if "$$candidate" -c '$(FIT)' >/dev/null 2>&1; then python=$$candidate; break; fi; \
 done; \
 if [ -z "$$python" ]; then \
-  echo "make: $(or $(PYTHON),none of $(PYTHONS)) is no Python >= 3.11 with venv:" \
-    "install one (on Debian: apt-get install python3 python3-venv) or name one with PYTHON=PATH" >&2; \
+  echo "no Python >= 3.11 with venv in: $(or $(PYTHON),$(PYTHONS)). Install one (Debian:" \
+    "apt-get install python3 python3-venv), or name one: make PYTHON=/path/to/python" >&2; \
   exit 1; \
 fi
 endef

@@ -6,9 +6,10 @@ why. Where `TANDEM_REQUIRE=router,model` promises them, the same lack fails the 
 
 import os
 
-import machine
 import pytest
 from hypothesis import settings
+
+import machine
 
 # A run that is slow because the machine is busy is no failure; the seed is printed, and a failing
 # example comes with the line that replays it.

@@ -61,8 +61,8 @@ class KvMismatchError(ModelError):
 class Model(Protocol):
     """A model with KV for several sequences.
 
-    One thread at a time may call `step`, `export_kv`, `import_kv`, `copy_prefix`, `truncate`, `drop`;
-    the text calls (`tokenize`, `piece`) may run on another thread beside them.
+    One thread at a time may call `step`, `export_kv`, `import_kv`, `copy_prefix`, `truncate`,
+    `drop`; the text calls (`tokenize`, `piece`) may run on another thread beside them.
     """
 
     identity: Identity
