@@ -31,7 +31,7 @@ test: check ## the checks, then every test
 check: lint types imports ## lint, types and import rules
 
 lint: $(STAMP)
-	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff check --quiet && $(BIN)/ruff format --quiet --check
 
 types: $(STAMP)
 	@$(BIN)/mypy --no-error-summary

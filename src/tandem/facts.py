@@ -97,9 +97,7 @@ class Facts:
             if seen.at >= start and (number := _number(seen.value)) is not None
         ]
 
-    def floor(
-        self, subject: str, name: str, label: str = "", *, window_s: float
-    ) -> Reading | None:
+    def floor(self, subject: str, name: str, label: str = "", *, window_s: float) -> Reading | None:
         """The lowest number over the last `window_s`; None when the window is not covered.
 
         Covered means: a sample at least as old as the window's start, none older than half of it
@@ -188,6 +186,4 @@ class Facts:
         kept = [
             seen for (_, name, _), rows in self._index.items() if name not in names for seen in rows
         ]
-        return Facts(
-            self.deployment, kept, now=self.now, changes=self.changes, traits=self.traits
-        )
+        return Facts(self.deployment, kept, now=self.now, changes=self.changes, traits=self.traits)

@@ -197,6 +197,4 @@ def load_model(
     from tandem_engine.llama import LlamaModel  # noqa: PLC0415
 
     path = locate_model() if spec == "smollm2" else Path(spec)
-    return LlamaModel(
-        path, context_length=context_length, sequences_max=sequences_max, cells=cells
-    )
+    return LlamaModel(path, context_length=context_length, sequences_max=sequences_max, cells=cells)

@@ -25,7 +25,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Refuse values out of range with the field's name; raises `ValueError`."""
-        if not 0.0 <= self.temperature <= 100.0:  # noqa: PLR2004 - a bound against nonsense
+        if not 0.0 <= self.temperature <= 100.0:
             raise ValueError(f"temperature is {self.temperature}; give 0 to 100")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p is {self.top_p}; give more than 0 and at most 1")

@@ -99,7 +99,7 @@ class ToyModel:
         """The byte of a token; nothing for a control token."""
         if not 0 <= token < VOCABULARY:
             raise ModelError(f"token {token} is outside 0..{VOCABULARY - 1}")
-        return bytes([token]) if token < 256 else b""  # noqa: PLR2004 - the byte range
+        return bytes([token]) if token < 256 else b""
 
     def step(self, feeds: Sequence[Feed]) -> list[Logits]:
         """Run one batch; see `Model.step`."""

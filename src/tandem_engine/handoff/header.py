@@ -92,9 +92,7 @@ def unpack(page: memoryview) -> Header:
     (header_checksum,) = _HEADER_CHECKSUM.unpack_from(page, len(body))
     if header_checksum != zlib.crc32(body):
         raise KvMismatchError(f"the KV header of room {room} is damaged: its checksum differs")
-    model_hash, library_build, name, kv_dtype = (
-        raw.rstrip(b"\0").decode() for raw in fields[10:]
-    )
+    model_hash, library_build, name, kv_dtype = (raw.rstrip(b"\0").decode() for raw in fields[10:])
     return Header(
         identity=Identity(
             name=name,
