@@ -23,7 +23,7 @@ demo: $(STAMP) ## make a prefill/decode pair go silent here, and show it found, 
 	@$(BIN)/tandem demo
 
 drill: $(STAMP) ## rehearse one failure: make drill NAME=...; without a name, list them
-	@$(BIN)/tandem drill $(if $(NAME),$(NAME),--list)
+	@$(BIN)/tandem drill $(if $(NAME),$(NAME),--list) $(ARGS)
 
 test: check ## the checks, then every test
 	@$(BIN)/python -m pytest $(ARGS)
@@ -45,7 +45,7 @@ format: $(STAMP) ## rewrite the tree in the one format
 
 lock: ## resolve pyproject.toml anew into requirements.lock
 	@$(find-python); "$$python" -m venv build/lock
-	@build/lock/bin/pip install --quiet pip-tools
+	@build/lock/bin/pip install -qq pip-tools
 	@build/lock/bin/pip-compile --quiet --upgrade --all-extras --strip-extras --allow-unsafe \
 	  --no-header --annotation-style=line \
 	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
@@ -77,8 +77,8 @@ $(STAMP): requirements.lock pyproject.toml
 	echo "setting up .venv with $$("$$python" --version): about a minute"; \
 	rm -rf .venv && "$$python" -m venv .venv
 	@echo "  installing the $$(grep -c == requirements.lock) pinned packages"
-	@$(BIN)/pip install --quiet --requirement requirements.lock
-	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/pip install -qq --requirement requirements.lock
+	@$(BIN)/pip install -qq --no-deps --no-build-isolation --editable .
 	@echo "  fetching the small model"
 	@$(BIN)/python -m tandem_engine fetch-model
 	@printf '%s\n' '$(CURDIR)' > $@
