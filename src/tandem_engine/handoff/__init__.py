@@ -83,11 +83,12 @@ class Landing(Protocol):
 class Sender(Protocol):
     """The prefill's side of one landing. One thread at a time; no call waits for the decode."""
 
-    def write(self, ticket: Ticket, header: Header, export: Export) -> None:
-        """Export a blob into the ticket's slot and announce it; calls `export` on this thread.
+    def write(self, ticket: Ticket, header: Header, size_bytes: int, export: Export) -> None:
+        """Export `size_bytes` of KV into the ticket's slot and announce it.
 
-        The size and checksum of `header` are filled in here. Raises `StaleTicketError`, or
-        `HandoffError` when the blob does not fit. A dead decode is not noticed here.
+        `export` is called on this thread; the header's size and checksum are filled in here.
+        Raises `StaleTicketError`, `HandoffError` when the blob does not fit, and what `export`
+        raises. A dead decode is not noticed here.
         """
         ...
 
@@ -99,8 +100,12 @@ class Sender(Protocol):
         """True when the decode took the blob, False when it failed, None while nobody said."""
         ...
 
+    def reason(self, ticket: Ticket) -> str:
+        """Why `acknowledged` is False, for a log line; empty otherwise."""
+        ...
+
     def forget(self, ticket: Ticket) -> None:
-        """Drop what is kept for a ticket (a room that ended or timed out)."""
+        """Drop what is kept for a ticket whose room ended; call it once for every ticket."""
         ...
 
     def close(self) -> None:
