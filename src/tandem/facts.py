@@ -62,6 +62,7 @@ class Facts:
         for rows in index.values():
             rows.sort(key=lambda seen: (seen.at, seen.id))
         self._index = dict(index)
+        self._by_id: dict[int, Observation] | None = None
 
     def rows(self, subject: str, name: str, label: str = "") -> list[Observation]:
         """Every observation of one thing, oldest first, those that saw nothing included."""
@@ -144,6 +145,12 @@ class Facts:
             for earlier, later in itertools.pairwise(samples)
         )
         return Reading(total, (samples[0].id, samples[-1].id))
+
+    def observation(self, cited: int) -> Observation | None:
+        """The observation of one id, as evidence lists cite it; None when it is not in here."""
+        if self._by_id is None:
+            self._by_id = {seen.id: seen for rows in self._index.values() for seen in rows}
+        return self._by_id.get(cited)
 
     def incarnation(self, member: str) -> Incarnation | None:
         """The member's present life as last observed by the process collector."""

@@ -1,0 +1,75 @@
+"""Running a word's work to its end, or ending it cleanly when somebody asks.
+
+For: the event loop, signals, and the deployment's parts around one piece of work.
+Not for: what the work is.
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tandem.errors import InterruptedByUser
+from tandem.loop import Parts
+from tandem.wiring import find_settings, open_parts
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; SIGINT and SIGTERM cancel the work, so that every `finally` puts away.
+
+    Raises InterruptedByUser then, even when the work took the cancelling for its normal end. A
+    second signal stops waiting for the putting away.
+    """
+    asked: list[signal.Signals] = []
+
+    async def guarded() -> T:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(work)
+
+        def stop(number: signal.Signals) -> None:
+            if asked:
+                raise KeyboardInterrupt
+            asked.append(number)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        return await task
+
+    try:
+        result = asyncio.run(guarded())
+    except asyncio.CancelledError:
+        if not asked:
+            raise
+        raise interrupted(asked[0]) from None
+    if asked:
+        raise interrupted(asked[0])
+    return result
+
+
+def interrupted(number: signal.Signals = signal.SIGINT) -> InterruptedByUser:
+    """Say that a signal ended the word; the status is 128 and the signal's number."""
+    how = "Interrupted" if number == signal.SIGINT else f"Ended by {number.name}"
+    error = InterruptedByUser(
+        f"{how}; what this command had begun is put away.",
+        next_step="`tandem status` says how the deployment stands.",
+    )
+    error.exit_status = 128 + number
+    return error
+
+
+def with_parts(config: Path | None, work: Callable[[Parts], Awaitable[T]]) -> T:
+    """Open the configured deployment's parts around `work`, and close them whatever happens.
+
+    Raises ConfigError when there is no configuration or it is wrong.
+    """
+    settings = find_settings(config)
+
+    async def go() -> T:
+        async with open_parts(settings) as parts:
+            return await work(parts)
+
+    return run(go())

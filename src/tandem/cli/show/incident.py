@@ -1,0 +1,86 @@
+"""How an incident looks: in one row of the list, and whole, stage by stage.
+
+For: `incidents`, `investigate`, `repair`. Not for: the report a person keeps (`tandem.report`).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from tandem.cli.show.diagnosis import diagnosis_view
+from tandem.cli.show.finding import finding_view
+from tandem.cli.show.plan import outcomes_view, plan_view
+from tandem.cli.show.times import ago, when
+from tandem.cli.show.verification import verification_view
+from tandem.cli.show.words import LOUD, QUIET, block, indented, pairs, rows, spoken, styled
+from tandem.facts import Facts
+from tandem.records import Incident
+
+
+def incidents_view(incidents: Sequence[Incident], now: float) -> RenderableType:
+    """List incidents, newest first: enough to recognise one by."""
+    if not incidents:
+        return Text("no incident yet")
+    listed = [
+        (
+            incident.id,
+            ago(incident.opened_at, now),
+            styled(incident.state),
+            Text(_cause(incident)),
+        )
+        for incident in incidents
+    ]
+    return rows("incident", "opened", "state", "cause", of=listed)
+
+
+def _cause(incident: Incident) -> str:
+    diagnosis = incident.diagnosis
+    if diagnosis is None:
+        return "not diagnosed"
+    said = spoken(diagnosis.verdict)
+    return f"{diagnosis.cause} ({said})" if diagnosis.cause else said
+
+
+def incident_view(incident: Incident, facts: Facts, folder: Path, now: float) -> Group:
+    """Show one incident whole, in the order of the stages."""
+    parts: list[RenderableType] = [
+        Text.assemble((incident.id, LOUD), ": ", styled(incident.state)),
+        indented(pairs(_about(incident, folder, now))),
+    ]
+    if incident.finding is not None:
+        parts.append(block("Finding", [finding_view(incident.finding, now)]))
+    if incident.diagnosis is not None:
+        parts.append(block("Diagnosis", [diagnosis_view(incident.diagnosis, facts)]))
+    if incident.plan is not None:
+        approve = None if incident.outcomes else f"tandem repair {incident.id} --approve"
+        parts.append(block("Plan", [plan_view(incident.plan, approve)]))
+    if incident.outcomes:
+        parts.append(block("Repair", [outcomes_view(incident.outcomes)]))
+    if incident.verification is not None:
+        parts.append(block("Verification", [verification_view(incident.verification)]))
+    return Group(*parts)
+
+
+def _about(incident: Incident, folder: Path, now: float) -> list[tuple[str, RenderableType]]:
+    about: list[tuple[str, RenderableType]] = [
+        ("opened", Text(when(incident.opened_at, now))),
+        ("deployment", Text(incident.deployment.name)),
+        ("folder", Text(str(folder))),
+    ]
+    if incident.hunch:
+        about.append(("hunch", Text(f"“{incident.hunch}”")))
+    if incident.seal is not None:
+        sealed = Text(f"{incident.seal.observations} observations, sha256 {incident.seal.sha256}")
+        about.append(("evidence", sealed))
+        about += [("left out", Text(what)) for what in incident.seal.left_out]
+    if incident.report is not None:
+        report = incident.report
+        commit = Text(f" @ {report.commit}" if report.commit else " (not committed)", style=QUIET)
+        about.append(("report", Text.assemble(report.path, commit)))
+        if report.subject:
+            about.append(("subject", Text(report.subject)))
+        if report.note:
+            about.append(("note", Text(report.note)))
+    return about

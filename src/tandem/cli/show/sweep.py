@@ -1,0 +1,63 @@
+"""How one sweep of collect looks: what was seen, and with equal rank what could not be.
+
+For: `collect`. Not for: collecting.
+"""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from tandem.cli.show.evidence import observations_table, value_text
+from tandem.cli.show.times import utc
+from tandem.cli.show.words import DOUBT, block, rows
+from tandem.ports import Harvest
+from tandem.records import Change, Observation, Trait
+
+
+def sweep_view(harvest: Harvest, now: float) -> Group:
+    """Show one harvest: a headline of counts, then missing, seen, changes and traits."""
+    missing = [one for one in harvest.observations if one.missing is not None]
+    seen = len(harvest.observations) - len(missing)
+    headline = f"{seen} things seen, {len(missing)} could not be"
+    return Group(
+        Text(headline, style=DOUBT if missing else ""),
+        block("Missing", _missing(missing)),
+        block("Seen", [observations_table(harvest.observations)] if seen else []),
+        block("Changes", _changes(harvest.changes, now)),
+        block("Traits", _traits(harvest.traits)),
+    )
+
+
+def _missing(observations: Sequence[Observation]) -> list[RenderableType]:
+    listed = [
+        (one.subject, one.source, one.name, Text(one.missing or "", style=DOUBT))
+        for one in observations
+    ]
+    return [rows("subject", "source", "name", "why", of=listed)] if listed else []
+
+
+def _changes(changes: Sequence[Change], now: float) -> list[RenderableType]:
+    listed = [
+        (
+            utc(one.at, now),
+            one.subject,
+            f"{one.kind} {one.what}".strip(),
+            Text(f"{one.before or '-'} -> {one.after or '-'}  ({one.how_known})"),
+        )
+        for one in changes
+    ]
+    return [rows("when", "member", "change", "before -> after", of=listed)] if listed else []
+
+
+def _traits(traits: Sequence[Trait]) -> list[RenderableType]:
+    listed = [
+        (
+            one.subject,
+            f"{one.name}[{one.label}]" if one.label else one.name,
+            value_text(one.value),
+            Text(one.because),
+        )
+        for one in traits
+    ]
+    return [rows("subject", "trait", "value", "known from", of=listed)] if listed else []

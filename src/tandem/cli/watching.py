@@ -1,0 +1,94 @@
+"""The words around the clock and in an incident: watch and investigate.
+
+For: running the loop, and one turn of it by hand. Not for: the single stages (`stages.py`).
+"""
+
+import sys
+import time
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tandem.cli.help import DEPLOYMENT, INCIDENT, Config, Hunch, Json, examples
+from tandem.cli.screen import Screen
+
+
+def add_words(app: typer.Typer) -> None:
+    """Add this group to the command line."""
+    app.command(
+        rich_help_panel=DEPLOYMENT,
+        epilog=examples(
+            ("tandem watch", "run the loop until Ctrl-C; policy `advise` acts on nothing"),
+            ("tandem watch --hunch 'overlap schedule'", "answer this suspicion in each incident"),
+            ("tandem watch --json >> watch.jsonl", "one event a line, for another program"),
+        ),
+    )(watch)
+    app.command(
+        rich_help_panel=INCIDENT,
+        epilog=examples(
+            ("tandem investigate", "look now, seal, judge, propose; act on nothing"),
+            ("tandem investigate --hunch 'overlap schedule'", "and have your suspicion answered"),
+            ("tandem investigate --since 3d", "judge the changes of three days"),
+        ),
+    )(investigate)
+
+
+def watch(hunch: Hunch = None, config: Config = None, json: Json = False) -> None:
+    """Run the loop until told to stop.
+
+    It looks every second, and hands what it finds to the other stages. What it may do by itself is `[policy]` in tandem.toml: `advise` (the default) seals evidence,
+    diagnoses, plans and reports, and leaves acting to you.
+    """
+    from tandem import loop
+    from tandem.cli.running import with_parts
+    from tandem.cli.show.times import utc
+
+    screen = Screen(json=json)
+
+    def tell(sentence: str) -> None:
+        now = time.time()
+        if json:
+            event = {"at": round(now, 3), "text": sentence}
+            sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+            sys.stdout.flush()
+        else:
+            screen.line(f"{utc(now)}  {sentence}")
+
+    with_parts(config, lambda parts: loop.watch(parts, hunch=hunch, tell=tell))
+
+
+def investigate(
+    hunch: Hunch = None,
+    since: Annotated[
+        str, typer.Option("--since", metavar="LENGTH", help="How far back: 90m, 24h, 3d.")
+    ] = "24h",
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """Find out what is wrong now, and touch nothing.
+
+    It collects, seals the evidence, detects, diagnoses, judges every change of the time before,
+    answers your hunch, and plans the repair that keeps the improvements.
+    """
+    from tandem import loop
+    from tandem.cli.running import with_parts
+    from tandem.cli.sealed import open_sealed
+    from tandem.cli.show.incident import incident_view
+    from tandem.cli.show.times import length
+
+    try:
+        since_s = length(since)
+    except ValueError:
+        raise typer.BadParameter(f"--since {since}: give a length such as 90m, 24h or 3d") from None
+    screen = Screen(json=json)
+    with screen.working("investigating"):
+        incident = with_parts(
+            config,
+            lambda parts: loop.investigate(parts, hunch=hunch, since_s=since_s, tell=screen.tell),
+        )
+    if json:
+        screen.answer(incident)
+        return
+    sealed = open_sealed(incident.id, config)
+    screen.show(incident_view(sealed.incident, sealed.facts, sealed.folder, time.time()))
