@@ -47,9 +47,10 @@ def add_words(app: typer.Typer) -> None:
 
 
 def up(config: Config = None, json: Json = False) -> None:
-    """Start every member in order, each truly ready before the next.
+    """Start every member in order, each behind its gate.
 
-    Prefill until its bootstrap answers, decode, a real hand-off, the router, a routed request. What runs already is left alone and said so. When a member does not become ready, what this
+    Prefill until its bootstrap answers, decode, a real hand-off, the router, a routed request.
+    What runs already is left alone and said so. When a member does not become ready, what this
     command started is stopped again.
     """
     from tandem import standing
@@ -84,7 +85,8 @@ def down(config: Config = None, json: Json = False) -> None:
 def status(config: Config = None, json: Json = False) -> None:
     """Say how it stands, and what to do next.
 
-    The first line is the state, since when, the next safe command, and what not to do. It touches nothing: it reads what is known and asks each member once.
+    The first line is the state, since when, the next safe command, and what not to do. It
+    touches nothing: it reads what is known and asks each member once.
     """
     from tandem import standing
     from tandem.cli.running import with_parts
@@ -107,9 +109,9 @@ def restart(
 ) -> None:
     """Restart one member as tandem.toml now says.
 
-    It waits until the member answers. A decode alone against a running prefill is refused: such restarts add up to a silent stall
-    hours later. The refusal names the safe command; `--force --why TEXT` overrides it and is
-    recorded with your name.
+    It waits until the member answers. A decode alone against a running prefill is refused: such
+    restarts add up to a silent stall hours later. The refusal names the safe command; `--force
+    --why TEXT` overrides it and is recorded with your name.
     """
     from tandem import standing
     from tandem.cli.running import with_parts

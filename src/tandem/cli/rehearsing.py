@@ -43,8 +43,9 @@ def drill(
 ) -> None:
     """Rehearse one failure, and score the loop from outside.
 
-    It runs on a throw-away deployment of its own. Only the drill knows what it injected; the loop it scores sees tandem.toml alone. Near misses
-    and controls pass when nothing is accused and nothing is touched.
+    It runs on a throw-away deployment of its own. Only the drill knows what it injected; the
+    loop it scores sees tandem.toml alone. Near misses and controls pass when nothing is accused
+    and nothing is touched.
     """
     from tandem import drills
     from tandem.cli.show.drills import drills_view

@@ -97,7 +97,8 @@ def diagnose(
 ) -> None:
     """Judge a sealed incident: for, against, missing.
 
-    Every failure mode, every change and your hunch get a verdict. It reads the folder and the knowledge, nothing else: the same folder gives the same answer.
+    Every failure mode, every change and your hunch get a verdict. It reads the folder and the
+    knowledge, nothing else: the same folder gives the same answer.
     """
     from tandem.cli.sealed import open_sealed
     from tandem.cli.show.diagnosis import diagnosis_view, why_view
@@ -118,7 +119,8 @@ def diagnose(
 def plan(incident: Folder = "latest", config: Config = None, json: Json = False) -> None:
     """Plan the smallest repair that suffices.
 
-    It says why nothing smaller would do, what is kept, and what it costs. The policy is that of tandem.toml where there is one, else `advise`. Nothing is done.
+    It says why nothing smaller would do, what is kept, and what it costs. The policy is that of
+    tandem.toml where there is one, else `advise`. Nothing is done.
     """
     from tandem.cli.sealed import open_sealed, policy_of
     from tandem.cli.show.plan import plan_view
@@ -181,8 +183,9 @@ def repair(
 def verify(config: Config = None, json: Json = False) -> None:
     """Prove under load that the deployment serves.
 
-    Sequential requests first, then sessions with markers that must not leak. How much proof is `[verify]` in tandem.toml. Produced tokens of a sample of sessions are scored
-    again by a clean prefill; every request is accounted for.
+    Sequential requests first, then sessions with markers that must not leak. How much proof is
+    `[verify]` in tandem.toml. Produced tokens of a sample of sessions are scored again by a
+    clean prefill; every request is accounted for.
     """
     from tandem import loop
     from tandem.cli.running import with_parts
@@ -210,8 +213,9 @@ def report(
 ) -> None:
     """Write down an incident for people.
 
-    Symptom, differential diagnosis, root cause, fix and proof, guidance. It prints; with `--publish` it renews the incident's section in the living document and
-    commits it. Text a person wrote there survives.
+    Symptom, differential diagnosis, root cause, fix and proof, guidance. It prints; with
+    `--publish` it renews the incident's section in the living document and commits it. Text a
+    person wrote there survives.
     """
     from tandem.cli.sealed import open_sealed
     from tandem.report import render

@@ -37,8 +37,9 @@ def add_words(app: typer.Typer) -> None:
 def watch(hunch: Hunch = None, config: Config = None, json: Json = False) -> None:
     """Run the loop until told to stop.
 
-    It looks every second, and hands what it finds to the other stages. What it may do by itself is `[policy]` in tandem.toml: `advise` (the default) seals evidence,
-    diagnoses, plans and reports, and leaves acting to you.
+    It looks every second, and hands what it finds to the other stages. What it may do by itself
+    is `[policy]` in tandem.toml: `advise` (the default) seals evidence, diagnoses, plans and
+    reports, and leaves acting to you.
     """
     from tandem import loop
     from tandem.cli.running import with_parts
