@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one word; give its exit status (families in `tandem.errors`, usage errors 2)."""
     try:
         # Inside, so that Ctrl-C during the imports ends as quietly as later.
-        from tandem.cli.app import invoke
+        from tandem.cli.app import invoke  # noqa: PLC0415 - said above
 
         status = invoke(arguments)
         sys.stdout.flush()

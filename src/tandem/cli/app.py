@@ -30,7 +30,7 @@ for group in (deployment, watching, stages, reading, rehearsing):
     group.add_words(app)
 
 
-def _version(asked: bool) -> None:  # noqa: FBT001 - an option callback's shape
+def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"tandem {__version__}")
         raise typer.Exit

@@ -33,6 +33,7 @@ from tandem.records.settings import (
     Settings,
     WatchSettings,
 )
+from tandem.records.status import MemberStatus, Status
 from tandem.records.verification import (
     LostRequest,
     Profile,
@@ -53,6 +54,7 @@ __all__ = [
     "Launch",
     "LostRequest",
     "Member",
+    "MemberStatus",
     "ModeVerdict",
     "Observation",
     "Outcome",
@@ -70,6 +72,7 @@ __all__ = [
     "RuledOut",
     "Seal",
     "Settings",
+    "Status",
     "Step",
     "TestResult",
     "Thresholds",

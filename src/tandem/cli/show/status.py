@@ -17,7 +17,7 @@ def status_view(status: Status, now: float) -> Group:
         (spoken(status.state), f"{LOUD} {STYLES.get(status.state, '')}".strip()),
         f" since {when(status.since, now)}" if status.since is not None else "",
         f"; next: {status.next_command}" if status.next_command else "",
-        f"; never: {status.never}" if status.never else "",
+        f"; {status.never}" if status.never else "",
     )
     listed = [_member(member, now) for member in status.members]
     parts: list[RenderableType] = [first, Text(f"{status.deployment}: {status.summary}")]
