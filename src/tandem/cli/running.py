@@ -8,11 +8,12 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.errors import InterruptedByUser
-from tandem.loop import Parts
-from tandem.wiring import find_settings, open_parts
+
+if TYPE_CHECKING:
+    from tandem.loop import Parts
 
 T = TypeVar("T")
 
@@ -61,11 +62,13 @@ def interrupted(number: signal.Signals = signal.SIGINT) -> InterruptedByUser:
     return error
 
 
-def with_parts(config: Path | None, work: Callable[[Parts], Awaitable[T]]) -> T:
+def with_parts(config: Path | None, work: Callable[["Parts"], Awaitable[T]]) -> T:
     """Open the configured deployment's parts around `work`, and close them whatever happens.
 
     Raises ConfigError when there is no configuration or it is wrong.
     """
+    from tandem.wiring import find_settings, open_parts
+
     settings = find_settings(config)
 
     async def go() -> T:

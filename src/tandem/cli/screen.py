@@ -34,9 +34,13 @@ class Screen:
 
     def show(self, *views: RenderableType) -> None:
         """Print views on stdout, one below the other; nothing under `--json`."""
-        if not self.json:
+        if self.json:
+            return
+        with self._out.capture() as drawn:
             for view in views:
                 self._out.print(view)
+        # Views pad their lines to the width of the screen: no pipe and no transcript wants that.
+        self._out.file.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
 
     def line(self, text: str) -> None:
         """Print one line on stdout at once, never wrapped: a log somebody follows."""

@@ -280,7 +280,7 @@ class TestIncident:
         """The hash of the evidence, and what did not fit, are on the page."""
         drawn = words(text_of(WHOLE, columns=140))
 
-        assert f"evidence 2 observations, sha256 {'ab' * 32}" in drawn
+        assert f"evidence 2 observations, sealed sha256 {'ab' * 32}" in drawn
         assert "left out stacks: py-spy may not trace" in drawn
 
     def test_what_was_acted_on_offers_no_approval(self):

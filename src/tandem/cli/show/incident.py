@@ -72,8 +72,8 @@ def _about(incident: Incident, folder: Path, now: float) -> list[tuple[str, Rend
     if incident.hunch:
         about.append(("hunch", Text(f"“{incident.hunch}”")))
     if incident.seal is not None:
-        sealed = Text(f"{incident.seal.observations} observations, sha256 {incident.seal.sha256}")
-        about.append(("evidence", sealed))
+        about.append(("evidence", Text(f"{incident.seal.observations} observations, sealed")))
+        about.append(("sha256", Text(incident.seal.sha256)))
         about += [("left out", Text(what)) for what in incident.seal.left_out]
     if incident.report is not None:
         report = incident.report
