@@ -53,13 +53,13 @@ def up(config: Config = None, json: Json = False) -> None:
     What runs already is left alone and said so. When a member does not become ready, what this
     command started is stopped again.
     """
-    from tandem import standing
     from tandem.cli.running import with_parts
     from tandem.cli.show.plan import outcomes_view
+    from tandem.standing import bring_up
 
     screen = Screen(json=json)
     with screen.working("bringing the deployment up"):
-        outcomes = with_parts(config, lambda parts: standing.bring_up(parts, tell=screen.tell))
+        outcomes = with_parts(config, lambda parts: bring_up(parts, tell=screen.tell))
     screen.answer(outcomes, outcomes_view(outcomes))
     if any(one.step.startswith("start:") and one.status == "done" for one in outcomes):
         screen.tell("up; watch it: `tandem watch`")
@@ -72,13 +72,13 @@ def down(config: Config = None, json: Json = False) -> None:
 
     Router, decode, prefill; then their processes, ports and shared memory have to be gone.
     """
-    from tandem import standing
     from tandem.cli.running import with_parts
     from tandem.cli.show.plan import outcomes_view
+    from tandem.standing import take_down
 
     screen = Screen(json=json)
     with screen.working("taking the deployment down"):
-        outcomes = with_parts(config, lambda parts: standing.take_down(parts, tell=screen.tell))
+        outcomes = with_parts(config, lambda parts: take_down(parts, tell=screen.tell))
     screen.answer(outcomes, outcomes_view(outcomes))
 
 
@@ -88,12 +88,12 @@ def status(config: Config = None, json: Json = False) -> None:
     The first line is the state, since when, the next safe command, and what not to do. It
     touches nothing: it reads what is known and asks each member once.
     """
-    from tandem import standing
     from tandem.cli.running import with_parts
     from tandem.cli.show.status import status_view
+    from tandem.standing import status as look
 
     screen = Screen(json=json)
-    found = with_parts(config, standing.status)
+    found = with_parts(config, look)
     screen.answer(found, status_view(found, time.time()))
 
 
@@ -113,8 +113,8 @@ def restart(
     restarts add up to a silent stall hours later. The refusal names the safe command; `--force
     --why TEXT` overrides it and is recorded with your name.
     """
-    from tandem import standing
     from tandem.cli.running import with_parts
+    from tandem.standing import restart as restart_member
 
     if force and not (why or "").strip():
         raise typer.BadParameter("--force needs --why TEXT: the reason is kept with the restart")
@@ -123,6 +123,6 @@ def restart(
     with screen.working(f"restarting {member}"):
         life = with_parts(
             config,
-            lambda parts: standing.restart(parts, member, why=said, force=force, tell=screen.tell),
+            lambda parts: restart_member(parts, member, why=said, force=force, tell=screen.tell),
         )
     screen.answer(life, f"{member} runs as {life.id}")

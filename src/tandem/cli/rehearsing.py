@@ -47,20 +47,20 @@ def drill(
     loop it scores sees tandem.toml alone. Near misses and controls pass when nothing is accused
     and nothing is touched.
     """
-    from tandem import drills
     from tandem.cli.show.drills import drills_view
+    from tandem.drills import listing, run
 
     screen = Screen(json=json_to == "-")
     if listed or name is None:
         record = [
             {"drill": one.name, "about": one.about, "stall_expected": one.stall_expected}
-            for one in drills.listing()
+            for one in listing()
         ]
-        screen.answer(record, drills_view(drills.listing()))
+        screen.answer(record, drills_view(listing()))
         return
     _end_on_sigterm()
     with screen.working(f"rehearsing {name} with seed {seed}"):
-        drills.run(name, seed=seed, json_to=json_to, tell=screen.tell)
+        run(name, seed=seed, json_to=json_to, tell=screen.tell)
 
 
 def demo(
@@ -74,10 +74,10 @@ def demo(
     It takes about three minutes, needs no GPU, touches nothing outside its folder and leaves
     nothing running. It ends with status 0 only when everything it tells truly happened.
     """
-    from tandem import drills
+    from tandem.drills import demo as play
 
     _end_on_sigterm()
-    drills.demo(workspace)
+    play(workspace)
 
 
 def _end_on_sigterm() -> None:

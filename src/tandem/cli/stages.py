@@ -143,12 +143,12 @@ def repair(
 
     Without `--approve` the plan is shown and, unless the policy allows it, nothing is done.
     """
-    from tandem import loop
     from tandem.cli.running import with_parts
     from tandem.cli.sealed import open_sealed
     from tandem.cli.show.incident import incident_view
     from tandem.cli.show.plan import plan_view
     from tandem.cli.show.times import ago
+    from tandem.loop import run_repair
 
     screen = Screen(json=json)
     sealed = open_sealed(incident, config)
@@ -171,7 +171,7 @@ def repair(
             next_step=f"Read it, then run `{command}`.",
         )
     with screen.working(f"repairing {found.plan.scope}"):
-        done = with_parts(config, lambda parts: loop.run_repair(parts, found, tell=screen.tell))
+        done = with_parts(config, lambda parts: run_repair(parts, found, tell=screen.tell))
     screen.answer(done, incident_view(done, sealed.facts, sealed.folder, time.time()))
     if done.state == "failed":
         raise NotProvenError(
@@ -187,13 +187,13 @@ def verify(config: Config = None, json: Json = False) -> None:
     `[verify]` in tandem.toml. Produced tokens of a sample of sessions are scored again by a
     clean prefill; every request is accounted for.
     """
-    from tandem import loop
     from tandem.cli.running import with_parts
     from tandem.cli.show.verification import verification_view
+    from tandem.loop import run_verify
 
     screen = Screen(json=json)
     with screen.working("proving the deployment under load"):
-        proof = with_parts(config, lambda parts: loop.run_verify(parts, tell=screen.tell))
+        proof = with_parts(config, lambda parts: run_verify(parts, tell=screen.tell))
     screen.answer(proof, verification_view(proof))
     if not proof.passed:
         raise NotProvenError(

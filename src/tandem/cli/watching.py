@@ -41,9 +41,9 @@ def watch(hunch: Hunch = None, config: Config = None, json: Json = False) -> Non
     is `[policy]` in tandem.toml: `advise` (the default) seals evidence, diagnoses, plans and
     reports, and leaves acting to you.
     """
-    from tandem import loop
     from tandem.cli.running import with_parts
     from tandem.cli.show.times import utc
+    from tandem.loop import watch as run_watch
 
     screen = Screen(json=json)
 
@@ -56,7 +56,7 @@ def watch(hunch: Hunch = None, config: Config = None, json: Json = False) -> Non
         else:
             screen.line(f"{utc(now)}  {sentence}")
 
-    with_parts(config, lambda parts: loop.watch(parts, hunch=hunch, tell=tell))
+    with_parts(config, lambda parts: run_watch(parts, hunch=hunch, tell=tell))
 
 
 def investigate(
@@ -72,11 +72,11 @@ def investigate(
     It collects, seals the evidence, detects, diagnoses, judges every change of the time before,
     answers your hunch, and plans the repair that keeps the improvements.
     """
-    from tandem import loop
     from tandem.cli.running import with_parts
     from tandem.cli.sealed import open_sealed
     from tandem.cli.show.incident import incident_view
     from tandem.cli.show.times import length
+    from tandem.loop import investigate as run_investigate
 
     try:
         since_s = length(since)
@@ -86,7 +86,7 @@ def investigate(
     with screen.working("investigating"):
         incident = with_parts(
             config,
-            lambda parts: loop.investigate(parts, hunch=hunch, since_s=since_s, tell=screen.tell),
+            lambda parts: run_investigate(parts, hunch=hunch, since_s=since_s, tell=screen.tell),
         )
     if json:
         screen.answer(incident)
