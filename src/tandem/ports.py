@@ -4,13 +4,16 @@ For: small protocols; a plug-in implements one of them and is built in `wiring.p
 Not for: any implementation.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
+from tandem.errors import RefusedError
 from tandem.facts import Facts
 from tandem.records import (
     Change,
+    Deployment,
     Incarnation,
     Member,
     Observation,
@@ -20,6 +23,7 @@ from tandem.records import (
 )
 
 Scope = str
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -201,13 +205,54 @@ class Mode:
     """Whether a ledger row belongs to this cause; None leaves it to the catalogue."""
 
 
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What acts on a deployment: adapters by the name a member gives (`engine`, `supervisor`)."""
+
+    deployment: Deployment
+    engines: Mapping[str, Engine]
+    routers: Mapping[str, Router]
+    supervisors: Mapping[str, Supervisor]
+
+    def engine(self, member: Member) -> Engine:
+        """The adapter that speaks to this engine; raises `RefusedError` when there is none."""
+        return _adapter(self.engines, member.engine, member, "engine")
+
+    def router(self, member: Member) -> Router:
+        """The adapter that speaks to this router; raises `RefusedError` when there is none."""
+        return _adapter(self.routers, member.engine, member, "engine")
+
+    def supervisor(self, member: Member) -> Supervisor:
+        """Whoever starts and stops this member; raises `RefusedError` when nobody does."""
+        return _adapter(self.supervisors, member.supervisor, member, "supervisor")
+
+
+def _adapter(adapters: Mapping[str, T], name: str, member: Member, key: str) -> T:
+    found = adapters.get(name)
+    if found is None:
+        raise RefusedError(
+            f"{member.name} has {key} = {name!r}, and no such plug-in is here.",
+            next_step=f"Set `{key}` of that member to one of: {', '.join(sorted(adapters))}.",
+        )
+    return found
+
+
 Progress = Callable[[str], Awaitable[None] | None]
 """Told one sentence whenever something longer than two seconds goes on."""
+
+
+async def say(tell: Progress, sentence: str) -> None:
+    """Tell one sentence, whether the listener is a plain function or a coroutine."""
+    told = tell(sentence)
+    if inspect.isawaitable(told):
+        await told
+
 
 __all__ = [
     "Clock",
     "Completion",
     "Engine",
+    "Hands",
     "Harvest",
     "Journal",
     "Mode",
@@ -216,4 +261,5 @@ __all__ = [
     "Scope",
     "Source",
     "Supervisor",
+    "say",
 ]

@@ -23,7 +23,7 @@ from tandem.records.diagnosis import (
 from tandem.records.finding import Finding, Thresholds, Witness
 from tandem.records.incident import Incident, ReportRef, Seal
 from tandem.records.observation import Observation, Trait, Value
-from tandem.records.outcome import Outcome
+from tandem.records.outcome import Intent, Outcome
 from tandem.records.plan import Plan, Policy, RefusedRung, Step
 from tandem.records.record import Record
 from tandem.records.settings import (
@@ -51,6 +51,7 @@ __all__ = [
     "HunchAnswer",
     "Incarnation",
     "Incident",
+    "Intent",
     "Launch",
     "LostRequest",
     "Member",

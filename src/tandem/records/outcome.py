@@ -1,8 +1,20 @@
-"""What repair says: what became of each step."""
+"""What repair says: what it is about to do, and what became of each step."""
 
 from typing import Literal
 
 from tandem.records.record import Record
+
+
+class Intent(Record, frozen=True, kw_only=True):
+    """Journaled before a step acts, so that a crash inside it can be understood afterwards.
+
+    `incarnations` are the lives observed when the repair began (member name to incarnation id, or
+    None where nothing ran): a life that is in there is old, any other was born since.
+    """
+
+    step: str
+    at: float
+    incarnations: dict[str, str | None]
 
 
 class Outcome(Record, frozen=True, kw_only=True):
