@@ -133,7 +133,7 @@ class TestOrder:
         assert {step.id: step.gate for step in plan.steps}["start:prefill-0"] == "bootstrap"
 
     def test_among_several_pairs_only_the_sick_one_is_touched(self):
-        """The router stays up, the hand-off of every touched path is gated, and the plan says so."""
+        """The router stays up, every touched path is gated, and the plan says so."""
         deployed = deployment(prefills=2, decodes=2)
 
         plan = plan_repair(
