@@ -88,6 +88,7 @@ class LlamaModel:
         self.step_tokens_max = STEP_TOKENS_MAX
         self.end_ids = self._weights.end_ids
         self.chat_template = self._weights.chat_template
+        self.kv_bytes_max = self._measure_kv()
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
         """Token ids of `text`; safe beside a running step."""
@@ -196,6 +197,16 @@ class LlamaModel:
         """Free the context, then the weights."""
         self._context.close()
         self._weights.close()
+
+    def _measure_kv(self) -> int:
+        """Bytes of the longest sequence, by the slope of two real steps; warms the buffers up."""
+        sizes = []
+        for position in range(2):
+            self.step([Feed(0, [0], position)])
+            sizes.append(self.kv_size(0))
+        self.drop(0)
+        first, second = sizes
+        return first + (second - first) * (self.context_length - 1)
 
     def _rows(self, entries: range, wanted: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Logits:
         picked = [entry for entry in entries if wanted[entry]]

@@ -74,6 +74,8 @@ class Model(Protocol):
     """KV cells shared by all sequences, tokens."""
     step_tokens_max: int
     """Most tokens one `step` takes over all feeds."""
+    kv_bytes_max: int
+    """Most bytes `export_kv` writes: the KV of `context_length` tokens."""
     end_ids: frozenset[int]
     chat_template: str
     """A Jinja template (`messages`, `add_generation_prompt`, `tools`)."""

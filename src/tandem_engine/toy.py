@@ -68,6 +68,7 @@ class ToyModel:
         self.sequences_max = sequences_max
         self.cells = cells
         self.step_tokens_max = 256
+        self.kv_bytes_max = context_length * ROW_BYTES
         self.end_ids = frozenset({256, 258})
         self.chat_template = CHAT_TEMPLATE
         self._step_cost_s = step_cost_s
