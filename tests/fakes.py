@@ -349,11 +349,14 @@ class ListJournal:
 
     def __init__(self, world=None):
         self.world = world
-        self.records = []
+        self.kept = []
+
+    def records(self):
+        return list(self.kept)
 
     def append(self, record):
         crashing = self.world.touch("journal") if self.world else False
-        self.records.append(record)
+        self.kept.append(record)
         if self.world:
             self.world.done(crashing)
 

@@ -184,6 +184,10 @@ class Journal(Protocol):
         """Append one record durably."""
         ...
 
+    def records(self) -> Sequence[Record]:
+        """Everything appended so far, by earlier processes too, oldest first."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Mode:

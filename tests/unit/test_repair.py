@@ -34,16 +34,17 @@ def co_restart(world, *, scope=None):
     )
 
 
-async def run(plan, world, *, journal=None, journaled=(), tell=None, on=None):
-    """Execute a plan in a world."""
+async def run(plan, world, *, journal=None, tell=None):
+    """Execute a plan in a world; a journal with something in it is resumed."""
+    journal = journal if journal is not None else ListJournal()
     return await repair(
         plan,
         world.hands(),
-        journal if journal is not None else ListJournal(),
+        journal,
         world.clock,
         tell=tell if tell is not None else Listener(),
         settings=world.settings(policy=POLICY),
-        journaled=journaled,
+        resume=bool(journal.kept),
     )
 
 
@@ -306,7 +307,8 @@ class TestCoRestart:
 
         await run(co_restart(world), world, journal=journal)
 
-        kinds = [(type(record), record.step) for record in journal.records]
+        assert journal.kept[0] == co_restart(world)
+        kinds = [(type(record), record.step) for record in journal.kept[1:]]
         assert kinds == [
             pair
             for step in co_restart(world).steps
@@ -345,8 +347,8 @@ class TestInterruption:
         journal = await self.cancelled_at(world, plan, "Still waiting for decode-0")
 
         assert "decode-0" not in world.lives
-        assert journal.records[-1].status == "interrupted"
-        assert "its start was undone" in journal.records[-1].detail
+        assert journal.kept[-1].status == "interrupted"
+        assert "its start was undone" in journal.kept[-1].detail
 
     async def test_a_stop_is_finished(self):
         """A stop under way goes to its end before the cancellation goes on."""
@@ -357,7 +359,7 @@ class TestInterruption:
 
         assert "decode-0" not in world.lives
         assert "prefill-0" in world.lives
-        assert (journal.records[-1].step, journal.records[-1].status) == (
+        assert (journal.kept[-1].step, journal.kept[-1].status) == (
             "stop:decode-0",
             "interrupted",
         )
@@ -369,17 +371,17 @@ class TestInterruption:
         plan = co_restart(world)
         journal = await self.cancelled_at(world, plan, "Still waiting for decode-0")
 
-        outcomes = await run(plan, world, journaled=journal.records)
+        outcomes = await run(plan, world, journal=journal)
 
         assert succeeded(plan, outcomes)
         assert acts(world).count("start prefill-0") == 1
 
 
-def crashing(world, plan, *, at, after, journal, journaled=()):
+def crashing(world, plan, *, at, after, journal):
     """Run until the crash; gives whether it happened."""
     world.touches, world.crash_at, world.crash_after = 0, at, after
     try:
-        asyncio.run(run(plan, world, journal=journal, journaled=journaled))
+        asyncio.run(run(plan, world, journal=journal))
     except Crash:
         return True
     return False
@@ -431,7 +433,7 @@ class TestCrash:
             assert crashing(world, plan, at=at, after=after, journal=journal)
             world.crash_at = None
 
-            outcomes = asyncio.run(run(plan, world, journaled=journal.records))
+            outcomes = asyncio.run(run(plan, world, journal=journal))
 
             assert succeeded(plan, outcomes), (at, outcomes[-1])
             whole_and_in_order(world, old)
@@ -446,11 +448,9 @@ class TestCrash:
         journal = ListJournal(world)
 
         for at, after in crashes:
-            crashing(
-                world, plan, at=at, after=after, journal=journal, journaled=list(journal.records)
-            )
+            crashing(world, plan, at=at, after=after, journal=journal)
         world.crash_at = None
-        outcomes = asyncio.run(run(plan, world, journaled=journal.records))
+        outcomes = asyncio.run(run(plan, world, journal=journal))
 
         assert succeeded(plan, outcomes)
         whole_and_in_order(world, old)
@@ -467,7 +467,7 @@ class TestCrash:
             world.crash_at = None
             world.lives.pop(dead, None)
 
-            outcomes = asyncio.run(run(plan, world, journaled=journal.records))
+            outcomes = asyncio.run(run(plan, world, journal=journal))
 
             assert succeeded(plan, outcomes), (at, outcomes[-1])
             whole_and_in_order(world, old)
@@ -481,7 +481,7 @@ class TestCrash:
         world.spawn("prefill-0")
         world.history.clear()
 
-        outcomes = asyncio.run(run(plan, world, journaled=journal.records))
+        outcomes = asyncio.run(run(plan, world, journal=journal))
 
         assert succeeded(plan, outcomes)
         assert acts(world) == ["stop router", "stop decode-0", "start decode-0", "start router"]
@@ -493,6 +493,7 @@ class TestCrash:
         asyncio.run(run(plan, world, journal=journal))
         world.history.clear()
 
-        asyncio.run(run(plan, world, journaled=[*journal.records, plan]))
+        journal.append(plan)
+        asyncio.run(run(plan, world, journal=journal))
 
         assert len(acts(world)) == 6

@@ -33,14 +33,14 @@ async def repair(
     *,
     tell: Progress,
     settings: Settings,
-    journaled: Sequence[Record] = (),
+    resume: bool = False,
 ) -> tuple[Outcome, ...]:
     """Do the plan's steps in order; returns one `Outcome` per step that was reached.
 
-    Stops at the first failure of a step whose `on_failure` is `stop`. `journaled` are the records
-    of an earlier, interrupted run of the same plan, oldest first; where a `Plan` is among them,
-    what precedes the last one belongs to another plan and is left aside. When cancelled, the
-    current step finishes or is undone, its outcome `interrupted` is journaled, and the
+    Stops at the first failure of a step whose `on_failure` is `stop`. The plan is journaled first,
+    then an `Intent` before each act and an `Outcome` after each step. With `resume` the journal's
+    records since its last plan tell what an interrupted run of this plan had begun. When cancelled,
+    the current step finishes or is undone, its outcome `interrupted` is journaled, and the
     cancellation goes on. Raises `RefusedError` before anything is touched when a member has no
     supervisor here, `WorldError` when a supervisor cannot say what runs.
     """
@@ -48,7 +48,9 @@ async def repair(
         if step.verb in ("stop", "start", "expect-gone"):
             hands.supervisor(_member(hands, step.target))
     run = _Run(plan, hands, journal, clock, tell, settings)
-    await run.look_around(journaled)
+    await run.look_around(_since_last_plan(journal.records()) if resume else ())
+    if not run.intended:
+        journal.append(plan)
     outcomes: list[Outcome] = []
     for step in plan.steps:
         outcome = await run.take(step)
@@ -63,9 +65,14 @@ def succeeded(plan: Plan, outcomes: Sequence[Outcome]) -> bool:
     """Whether every step that matters was reached and did not fail."""
     ended = {outcome.step: outcome.status for outcome in outcomes}
     return all(
-        ended.get(step.id) in ("done", "already", "skipped") or step.on_failure == "continue"
+        ended.get(step.id) in ("done", "already") or step.on_failure == "continue"
         for step in plan.steps
     )
+
+
+def _since_last_plan(records: Sequence[Record]) -> Sequence[Record]:
+    plans = [place for place, record in enumerate(records) if isinstance(record, Plan)]
+    return records[plans[-1] :] if plans else records
 
 
 def _member(hands: Hands, name: str) -> Member:
@@ -79,7 +86,7 @@ def _member(hands: Hands, name: str) -> Member:
 class _End:
     """How a step ended, before it is written down."""
 
-    status: Literal["done", "already", "failed", "skipped"]
+    status: Literal["done", "already", "failed"]
     detail: str
     incarnation: str | None = None
 
@@ -108,9 +115,7 @@ class _Run:
 
     async def look_around(self, journaled: Sequence[Record]) -> None:
         """Learn the lives of the beginning, from the journal where there is one."""
-        plans = [place for place, record in enumerate(journaled) if isinstance(record, Plan)]
-        since = journaled[plans[-1] :] if plans else journaled
-        intents = [record for record in since if isinstance(record, Intent)]
+        intents = [record for record in journaled if isinstance(record, Intent)]
         self.intended = {intent.step for intent in intents}
         self.baseline = dict(intents[0].incarnations) if intents else {}
         for name in self._targets("stop") | self._targets("start"):
@@ -191,7 +196,7 @@ class _Run:
         self,
         step: Step,
         began: float,
-        status: Literal["done", "already", "failed", "skipped", "interrupted"],
+        status: Literal["done", "already", "failed", "interrupted"],
         detail: str,
         incarnation: str | None = None,
     ) -> Outcome:
@@ -228,7 +233,7 @@ class _Run:
 
     async def _drain(self, step: Step) -> _End:
         if any(name.startswith("stop:") for name in self.intended):
-            return _End("skipped", "an earlier run of this repair was past the drain")
+            return _End("already", "an earlier run of this repair was past the drain")
         await self._intend(step, f"Letting what moves on {step.target} finish.")
         look = await self.gates.wait(step)
         bound = "" if look.passed else f"; the bound of {step.timeout_s:.0f} s ends the wait"
