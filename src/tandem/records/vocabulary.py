@@ -17,6 +17,8 @@ TOKEN_USAGE = "token_usage"  # 0..1, share of the KV pool
 # Progress and failure counters of an engine (source `metrics`).
 PROGRESS_TOKENS_TOTAL = "progress_tokens_total"  # every token computed, in any mode
 REQUESTS_TOTAL = "requests_total"
+PROMPT_TOKENS_TOTAL = "prompt_tokens_total"  # of finished requests, health checks not counted
+GENERATION_TOKENS_TOTAL = "generation_tokens_total"
 TRANSFERS_TOTAL = "transfers_total"  # hand-offs that completed, seen by the prefill
 TRANSFER_SECONDS_TOTAL = "transfer_seconds_total"
 TRANSFER_FAILED_TOTAL = "transfer_failed_total"
@@ -34,6 +36,7 @@ PROBE = "probe"  # completed | late | failed | stuck (an earlier one is still ou
 PROBE_LATENCY_S = "probe_latency_s"
 PROBE_KV_MOVED = "probe_kv_moved"  # bool, None when nothing could show it
 PROBE_TOKENS = "probe_tokens"
+PROBE_DETAIL = "probe_detail"  # why a probe failed, is late, or is off, as one clause
 
 # The router (source `router`).
 ROUTER_REQUESTS_TOTAL = "router_requests_total"
@@ -62,6 +65,9 @@ STACK_STATE = "stack_state"  # label = thread, value = idle | active
 
 # Server information (source `server_info`).
 SERVER_ARG = "server_arg"  # label = argument name, value = its value as text
+
+# Collecting itself.
+SOURCE_FAILED = "source_failed"  # subject `host`, label = the source; `missing` says why
 
 # Traits.
 T_ENGINE_FAMILY = "engine_family"

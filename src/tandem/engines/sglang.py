@@ -1,0 +1,284 @@
+"""SGLang over HTTP: `ports.Engine` for SGLang, its forks, and engines that speak its protocol.
+
+For: asking a member (metrics, loads, server information, health, bootstrap) and sending one request
+through a pair directly. Not for: what names mean (`sglang_names.py`), what is known of versions and
+flags (`sglang_traits.py`), how a pair is spoken to (`sglang_pair.py`).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+
+from tandem.engines import sglang_names as names
+from tandem.engines import sglang_pair as pair
+from tandem.engines import sglang_traits as knowledge
+from tandem.fetch import Fetched, fetch, host_of
+from tandem.ports import Completion, Harvest
+from tandem.records import Member, Observation, Role, Trait
+from tandem.records import vocabulary as v
+
+INFO_EVERY_S = 30.0
+"""`/server_info` asks every scheduler, so it is asked seldom; at once after a failed look."""
+
+TRAITS_EVERY_S = 300.0
+"""Traits are told again this often though nothing changed, so that every window holds them."""
+
+BOOTSTRAP_QUERIES = (
+    "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1",
+    "engine_rank=-1&target_dp_group=-1&target_pp_rank=-1",  # 0.5.6
+)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What the adapter remembers of one member between looks."""
+
+    told: knowledge.Told = field(default_factory=knowledge.Told)
+    info_due_at: float = float("-inf")
+    traits_due_at: float = float("-inf")
+    traits_of: knowledge.Told | None = None
+
+
+class SglangEngine:
+    """One adapter for all members of this family; remembers when it asked each for its info."""
+
+    name = "sglang"
+
+    def __init__(
+        self, session: aiohttp.ClientSession, now: Callable[[], float] = time.time
+    ) -> None:
+        """`session` (see `tandem.fetch.session`) is the caller's to close; `now` is unix time."""
+        self._session = session
+        self._now = now
+        self._memory: dict[str, _Memory] = {}
+
+    async def observe(self, member: Member, timeout_s: float) -> Harvest:
+        """Metrics and loads each time, server information when due; each failure is a record."""
+        memory = self._memory.setdefault(member.name, _Memory())
+        at = self._now()
+        ask_info = at >= memory.info_due_at
+        page, live, info = await asyncio.gather(
+            fetch(self._session, _metrics_url(member), timeout_s=timeout_s),
+            self._loads(member, timeout_s),
+            self._info(member, timeout_s) if ask_info else _nothing(),
+        )
+        found = _counters(member, page, names.witness("metrics", member.name, at))
+        found += _queues(member, page, live, at)
+        live_loads = isinstance(live, dict) and set(live) >= set(_HAND_OFF[member.role])
+        told = knowledge.Told(memory.told.version, memory.told.backend, live_loads)
+        if info is not None:
+            rows, told = _server_args(info, told, names.witness("server_info", member.name, at))
+            found += rows
+        reached = page.status is not None and (info is None or info.status is not None)
+        if not reached:
+            memory.info_due_at = at
+        elif ask_info:
+            memory.info_due_at = at + INFO_EVERY_S
+        memory.told = told
+        return Harvest(tuple(found), self._traits(member, memory, at))
+
+    def _traits(self, member: Member, memory: _Memory, at: float) -> tuple[Trait, ...]:
+        """All traits when they changed or were last told long ago, else none."""
+        if memory.traits_of == memory.told and at < memory.traits_due_at:
+            return ()
+        memory.traits_of = memory.told
+        memory.traits_due_at = at + TRAITS_EVERY_S
+        return knowledge.traits(member.name, member.role, memory.told, at)
+
+    async def _loads(self, member: Member, timeout_s: float) -> dict[str, int | float] | str:
+        """Live queue counts, or why there are none."""
+        query = "/v1/loads?include=core,disagg"
+        got = await fetch(self._session, member.url + query, timeout_s=timeout_s)
+        read = names.loads
+        if got.status == 404:
+            query, read = "/get_load", names.old_loads
+            got = await fetch(self._session, member.url + query, timeout_s=timeout_s)
+        if not got.ok:
+            return f"{query}: {got.why_not}"
+        try:
+            return read(got.body)
+        except msgspec.DecodeError as error:
+            return f"{query}: {error}"
+
+    async def _info(self, member: Member, timeout_s: float) -> Fetched:
+        got = await fetch(self._session, f"{member.url}/server_info", timeout_s=timeout_s)
+        if got.status == 404:
+            got = await fetch(self._session, f"{member.url}/get_server_info", timeout_s=timeout_s)
+        return got
+
+    async def health(self, member: Member, timeout_s: float) -> Harvest:
+        """`/health` with its latency, and whether a prefill's rendezvous has every rank."""
+        at = self._now()
+        seen = names.witness("health", member.name, at)
+        answer, rendezvous = await asyncio.gather(
+            fetch(self._session, f"{member.url}/health", timeout_s=timeout_s),
+            self._bootstrap(member, timeout_s) if member.role is Role.PREFILL else _nothing(),
+        )
+        found = [_health_status(answer, seen)]
+        if answer.status is not None:
+            found.append(seen(v.HEALTH_LATENCY_S, round(answer.latency_s, 4)))
+        if rendezvous is not None:
+            found.append(_bootstrap_ready(rendezvous, seen))
+        return Harvest(tuple(found))
+
+    async def ready(self, member: Member, timeout_s: float) -> bool:
+        """Whether `/health` answers 200: loaded, warmed up, and a forward step just ran."""
+        return (await fetch(self._session, f"{member.url}/health", timeout_s=timeout_s)).ok
+
+    async def bootstrap_ready(self, member: Member, timeout_s: float) -> bool:
+        """Whether the rendezvous answers the topology query: every prefill rank registered."""
+        return (await self._bootstrap(member, timeout_s)).ok
+
+    async def _bootstrap(self, member: Member, timeout_s: float) -> Fetched:
+        root = f"http://{bracketed(host_of(member.url))}:{pair.bootstrap_port(member)}/route?"
+        got = await fetch(self._session, root + BOOTSTRAP_QUERIES[0], timeout_s=timeout_s)
+        if got.status == 400:
+            got = await fetch(self._session, root + BOOTSTRAP_QUERIES[1], timeout_s=timeout_s)
+        return got
+
+    async def complete_direct(
+        self,
+        prefill: Member,
+        decode: Member,
+        *,
+        prompt: str | Sequence[int],
+        output_tokens: int,
+        timeout_s: float,
+    ) -> Completion:
+        """One greedy request to both sides with a fresh room; on timeout both are hung up on.
+
+        `kv_moved` is True when the prefill answered (it does only after its hand-off succeeded)
+        and its transfer counter grew meanwhile; None when that counter cannot be read.
+        """
+        before = await self._transfers(prefill, timeout_s)
+        body = pair.generation(prompt, output_tokens)
+        ended = await pair.dispatch(self._session, prefill, decode, body, timeout_s)
+        completion = pair.completion(ended)
+        if completion.status != "completed":
+            return completion
+        moved = await self._moved(prefill, before, timeout_s)
+        return pair.with_kv_moved(completion, moved)
+
+    async def _transfers(self, prefill: Member, timeout_s: float) -> float | None:
+        """The prefill's transfer counter; 0 when its page does not have it yet."""
+        got = await fetch(self._session, _metrics_url(prefill), timeout_s=min(timeout_s, 2.0))
+        return names.transfers(got.body) or 0.0 if got.ok else None
+
+    async def _moved(self, prefill: Member, before: float | None, timeout_s: float) -> bool | None:
+        """Whether the counter grew; looked at a few times, because metrics lag behind replies."""
+        if before is None:
+            return None
+        after: float | None = None
+        for pause_s in (0.0, 0.05, 0.2):
+            await asyncio.sleep(pause_s)
+            after = await self._transfers(prefill, timeout_s)
+            if after is not None and after != before:
+                # A counter below what it was began anew: whatever it counts, it counted since.
+                return after > 0
+        return None if after is None else False
+
+    async def score(
+        self,
+        prefill: Member,
+        decode: Member,
+        *,
+        prompt: str,
+        output_ids: Sequence[int],
+        timeout_s: float,
+    ) -> list[float] | None:
+        """Gap of each output token to the best one under a fresh prefill of the whole text.
+
+        Two requests through the pair: the first gives the prompt's ids as the engine makes them,
+        the second scores prompt and output with `logprob_start_len` 0, which allows no prefix
+        reuse at all. None when the engine's reply does not line up with the ids.
+        """
+        if not output_ids:
+            return []
+        deadline = time.monotonic() + timeout_s
+        asked = pair.scoring(pair.generation(prompt, 1))
+        ended = await pair.dispatch(self._session, prefill, decode, asked, timeout_s)
+        prompt_ids = pair.prompt_ids(ended)
+        left_s = deadline - time.monotonic()
+        if prompt_ids is None or left_s <= 0:
+            return None
+        asked = pair.scoring(pair.generation([*prompt_ids, *output_ids], 1))
+        ended = await pair.dispatch(self._session, prefill, decode, asked, left_s)
+        return pair.gaps(ended, output_ids)
+
+
+_HAND_OFF = {
+    Role.PREFILL: (v.BOOTSTRAP_QUEUE_REQS, v.INFLIGHT_QUEUE_REQS),
+    Role.DECODE: (v.PREALLOC_QUEUE_REQS, v.TRANSFER_QUEUE_REQS),
+    Role.ROUTER: (),
+}
+
+
+def _metrics_url(member: Member) -> str:
+    return member.metrics_url or f"{member.url}/metrics"
+
+
+async def _nothing() -> None:
+    return None
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands in a URL: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _counters(member: Member, page: Fetched, seen: names.Seen) -> list[Observation]:
+    if page.ok:
+        return names.counters(page.body, member, seen)
+    why = f"/metrics: {page.why_not}"
+    return [seen(name, missing=why) for name in names.wanted(names.COUNTERS, member.role)]
+
+
+def _queues(
+    member: Member, page: Fetched, live: dict[str, int | float] | str, at: float
+) -> list[Observation]:
+    """Queue counts: live ones, and from the metrics page what live loads do not give."""
+    seen = names.witness("loads", member.name, at)
+    wanted = names.load_names(member.role)
+    given = live if isinstance(live, dict) else {}
+    found = [seen(name, value) for name, value in given.items() if name in wanted]
+    left = [name for name in wanted if name not in given]
+    why = live if isinstance(live, str) else "/v1/loads does not give it"
+    if not page.ok:
+        return [*found, *(seen(name, missing=why) for name in left)]
+    # A member that lacks /v1/loads has old gauges at least; a trait says that they freeze.
+    return found + names.gauges(page.body, left, names.witness("metrics", member.name, at), why)
+
+
+def _server_args(
+    info: Fetched, told: knowledge.Told, seen: names.Seen
+) -> tuple[list[Observation], knowledge.Told]:
+    if not info.ok:
+        return [seen(v.SERVER_ARG, missing=f"/server_info: {info.why_not}")], told
+    try:
+        args = names.server_args(info.body)
+    except msgspec.DecodeError as error:
+        return [seen(v.SERVER_ARG, missing=f"/server_info: {error}")], told
+    rows = [seen(v.SERVER_ARG, value, label=name) for name, value in args.items()]
+    told = knowledge.Told(
+        args.get("version"), args.get("disaggregation_transfer_backend"), told.live_loads
+    )
+    return rows, told
+
+
+def _health_status(answer: Fetched, seen: names.Seen) -> Observation:
+    if answer.status is None:
+        return seen(v.HEALTH_STATUS, missing=f"/health: {answer.why_not}")
+    return seen(v.HEALTH_STATUS, answer.status)
+
+
+def _bootstrap_ready(answer: Fetched, seen: names.Seen) -> Observation:
+    if answer.status is None and not answer.refused:
+        return seen(v.BOOTSTRAP_READY, missing=f"bootstrap /route: {answer.why_not}")
+    return seen(v.BOOTSTRAP_READY, answer.ok)
+
+
+__all__ = ["SglangEngine"]
