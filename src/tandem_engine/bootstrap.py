@@ -1,9 +1,9 @@
 """The rendezvous a prefill runs: its ranks register here, decodes ask here where they are.
 
-For: SGLang's bootstrap routes on their own port (protocol reference section 2). The state is in memory only
-and registrations never expire, as in SGLang.
-Not for: anything per room but the dp-rank rows, and nothing of the transfer itself: `/health` here is an
-unconditional 200 and says nothing of the scheduler.
+For: SGLang's bootstrap routes on their own port (protocol reference section 2). The state is in
+memory only and registrations never expire, as in SGLang. Not for: anything per room but the dp-rank
+rows, and nothing of the transfer itself: `/health` here is an unconditional 200 and says nothing of
+the scheduler.
 """
 
 import msgspec
@@ -56,7 +56,9 @@ class Bootstrap:
         for field in ("attn_tp_size", "attn_cp_size", "attn_dp_size", "pp_size", "page_size",
                       "kv_cache_dtype", "decode_allocation_policy"):  # fmt: skip
             if getattr(row, field) != getattr(first, field):
-                return f"{field} is {getattr(row, field)!r} here and {getattr(first, field)!r} there"
+                return (
+                    f"{field} is {getattr(row, field)!r} here and {getattr(first, field)!r} there"
+                )
         self._first = first
         rank = (row.attn_dp_rank, row.attn_cp_rank, row.attn_tp_rank, row.pp_rank)
         self._ranks[rank] = row

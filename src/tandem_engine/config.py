@@ -1,4 +1,4 @@
-"""How a worker is started: flags under SGLang's names, timeouts from SGLang's environment variables.
+"""How a worker is started: SGLang's flags, and timeouts from SGLang's environment variables.
 
 For: reading and refusing a command line before anything heavy is imported.
 Not for: what a running worker decides.
@@ -37,7 +37,7 @@ class Timeouts:
     waiting_s: float = 300.0
     """`SGLANG_DISAGGREGATION_WAITING_TIMEOUT`: a room at the decode without KV."""
     heartbeat_s: float = 5.0
-    """`SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL`; fractions are taken, unlike SGLang's minimum of 2."""
+    """`SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL`; may be a fraction (SGLang's least is 2)."""
     heartbeat_misses_max: int = 2
     """`SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE`."""
     health_s: float = 20.0
@@ -85,9 +85,7 @@ class Settings:
 
     def described(self) -> dict[str, object]:
         """The server arguments as `/server_info` and the start line give them."""
-        shown: dict[str, object] = {
-            field.name: getattr(self, field.name) for field in fields(self)
-        }
+        shown: dict[str, object] = {field.name: getattr(self, field.name) for field in fields(self)}
         shown |= {
             "tp_size": 1,
             "dp_size": 1,
@@ -122,7 +120,7 @@ def _at_least(least: int, most: int | None = None) -> "argparse._ActionType":
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0.0 <= value <= 3600.0:  # noqa: PLR2004 - an hour is no drain
+    if not 0.0 <= value <= 3600.0:
         raise argparse.ArgumentTypeError(f"{value} is out of range; give 0 to 3600 seconds")
     return value
 
@@ -136,9 +134,10 @@ def parser_of(mode: Mode, prog: str) -> argparse.ArgumentParser:
     add("--served-model-name", help="name in replies and metrics (default: the model's)")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_at_least(0, 65535), default=30000, help="HTTP API (default: %(default)s)")
+    add("--disaggregation-bootstrap-port", type=_at_least(0, 65535), default=8998,
+        help="the rendezvous: served by a prefill, asked by a decode when a request names no port "
+        "(default: %(default)s)")  # fmt: skip
     if mode == "prefill":
-        add("--disaggregation-bootstrap-port", type=_at_least(0, 65535), default=8998,
-            help="the rendezvous (default: %(default)s)")  # fmt: skip
         add("--disaggregation-max-inflight", type=_at_least(1, 4096), default=16,
             help="hand-offs at a time: a room holds a slot from the end of bootstrapping until it "
             "is acknowledged or failed (default: %(default)s)")  # fmt: skip
@@ -188,7 +187,7 @@ def timeouts_of(environment: Mapping[str, str] = os.environ) -> Timeouts:
             value = float(text)
         except ValueError:
             value = 0.0
-        if not 0.0 < value < 1e7:  # noqa: PLR2004 - four months
+        if not 0.0 < value < 1e7:
             raise ConfigError(f"{variable} is {text!r}; give a number of seconds above 0")
         given[field] = int(value) if field == "heartbeat_misses_max" else value
     return Timeouts(**given)  # type: ignore[arg-type]

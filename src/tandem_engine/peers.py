@@ -1,17 +1,20 @@
 """What a prefill remembers of its decodes.
 
-For: which transfer agent a room is written to, and which agents are gone. Three kinds of memory, because
-the incident this engine rehearses was never traced to one (issue 2):
+For: which transfer agent a room is written to, and which agents are gone. Three kinds of memory,
+because the incident this engine rehearses was never traced to one (issue 2):
 
-- `leases` (the default): one live agent per decode address. A new incarnation replaces the old one at
+- `leases` (the default): one live agent per decode address. A new incarnation replaces the old one
+  at
   once; an agent whose connection closed or whose lease ran out is gone. Rooms of a gone agent fail.
-- `stale`: per address every agent that ever announced itself, in order; nothing removes one, and a room
+- `stale`: per address every agent that ever announced itself, in order; nothing removes one, and a
+  room
   uses one of them by hash of the room.
-- `orphaned`: new rooms use the newest agent of the address; an agent that is gone stays as it was for the
+- `orphaned`: new rooms use the newest agent of the address; an agent that is gone stays as it was
+  for the
   rooms that already use it, and these never learn that it is gone.
 
-Not for: sockets (`rendezvous.py`), KV bytes (`handoff/`), or what becomes of a room (`prefill.py`). Pure:
-the time is given.
+Not for: sockets (`rendezvous.py`), KV bytes (`handoff/`), or what becomes of a room (`prefill.py`).
+Pure: the time is given.
 """
 
 from collections.abc import Callable
@@ -24,7 +27,7 @@ Memory = Literal["leases", "stale", "orphaned"]
 MEMORIES: tuple[Memory, ...] = ("leases", "stale", "orphaned")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Peer:
     """One transfer agent: one incarnation of a decode."""
 
@@ -43,8 +46,8 @@ class Peer:
 class Peers:
     """The agents a prefill knows, under one kind of memory.
 
-    Every call that can end agents returns those that are gone by it; the caller fails their rooms and
-    lets go of their memory.
+    Every call that can end agents returns those that are gone by it; the caller fails their rooms
+    and lets go of their memory.
     """
 
     def __init__(self, memory: Callable[[], Memory]) -> None:
@@ -59,8 +62,8 @@ class Peers:
     def announce(self, message: Announce, now_s: float) -> list[Peer]:
         """Remember an agent; the agents of the same address that it replaces are gone.
 
-        An agent that announces itself again (a new connection of the same incarnation) is renewed. Under
-        leases a late announcement of an older incarnation is remembered as gone at once.
+        An agent that announces itself again (a new connection of the same incarnation) is renewed.
+        Under leases a late announcement of an older incarnation is remembered as gone at once.
         """
         peers = self._at.setdefault(message.address, [])
         known = next((peer for peer in peers if peer.agent == message.agent), None)
@@ -118,22 +121,21 @@ class Peers:
         known = self._at[asked.address]
         return known[hash_of(room) % len(known)]
 
-    def settle(self, peer: Peer, room: int) -> None:
-        """A room of this agent ended; an orphan's agent is dropped with its last room."""
-        peer.rooms.discard(room)
-
     def _forget(self, gone: Callable[[Peer], bool]) -> list[Peer]:
-        if self._memory() != "leases":
+        memory = self._memory()
+        if memory == "stale":
             return []
         lost: list[Peer] = []
         for address, peers in list(self._at.items()):
-            lost += [peer for peer in peers if gone(peer)]
-            self._at[address] = [peer for peer in peers if not gone(peer)]
-            if not self._at[address]:
+            for peer in list(peers):
+                if gone(peer) and (memory == "leases" or not peer.rooms):
+                    peers.remove(peer)
+                    lost.append(peer)
+            if not peers:
                 del self._at[address]
         return lost
 
 
 def hash_of(room: int) -> int:
-    """Spread rooms over agents (Fibonacci hashing); routers draw rooms at random, tests count them up."""
+    """Spread rooms over agents, also rooms that are counted up (Fibonacci hashing)."""
     return (room * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 32

@@ -1,8 +1,7 @@
 """One request inside a worker, and what comes back for it.
 
-For: what `prefill.py`, `decode.py` and the HTTP routes agree on: where a request is, what it holds, what it
-produced.
-Not for: the JSON a client sends (`wire.py`) or gets (`generate.py`, `openai.py`).
+For: what `prefill.py`, `decode.py` and the HTTP routes agree on: where a request is, what it holds,
+what it produced. Not for: the JSON a client sends (`wire.py`) or gets (`generate.py`, `openai.py`).
 """
 
 import asyncio
@@ -34,7 +33,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Log-probability of one token and the best tokens at its place, as (log-probability, token)."""
+    """Log-probability of a token, and the best (log-probability, token) at its place."""
 
     logprob: float | None
     token: int
@@ -101,7 +100,11 @@ class Request:
     """Prompt tokens that were not computed anew."""
     output: list[int] = field(default_factory=list)
     input_scores: list[Score] = field(default_factory=list)
+    first_score: Score | None = None
     finish: Finish | None = None
+    """Why it ends, as soon as that is known; its client hears of it a moment later."""
+    answered: bool = False
+    """The client got its last output; in the historical modes a room may outlive that."""
 
     @property
     def fake(self) -> bool:
@@ -140,7 +143,10 @@ class Outbox:
         self._waiting: list[tuple[Request, Output]] = []
 
     def put(self, request: Request, output: Output) -> None:
-        """Add one output; it leaves with the next `flush`."""
+        """Add one output; it leaves with the next `flush`. Nothing follows a last one."""
+        if request.answered:
+            return
+        request.answered = output.finish is not None
         self._waiting.append((request, output))
 
     def flush(self) -> None:

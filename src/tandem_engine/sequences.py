@@ -1,8 +1,8 @@
 """Which sequence of the model is held by whom, and whose KV can be used again.
 
-For: sequence numbers and cells over one model: holders, the prefixes kept after a prompt was handed off
-(least recently used goes first), and the promise that what was admitted will fit.
-Not for: when something is admitted (`prefill.py`, `decode.py`).
+For: sequence numbers and cells over one model: holders, the prefixes kept after a prompt was handed
+off (least recently used goes first), and the promise that what was admitted will fit. Not for: when
+something is admitted (`prefill.py`, `decode.py`).
 """
 
 from collections import OrderedDict
@@ -51,7 +51,7 @@ class Sequences:
         return self._model.cells_used() + self._outstanding()
 
     def free_for(self, tokens: int) -> bool:
-        """Whether `acquire` could succeed for this many tokens if every kept prefix were dropped."""
+        """Whether this many tokens would fit if every kept prefix were dropped."""
         promised = sum(self._promised.values())
         return (bool(self._free) or bool(self._kept)) and promised + tokens <= self._model.cells
 
@@ -83,7 +83,9 @@ class Sequences:
         return held
 
     def promise(self, sequence: int, tokens: int) -> bool:
-        """Promise a held sequence `tokens` cells in all; False when they are not there."""
+        """Promise a held sequence at least `tokens` cells in all; False when they are not there."""
+        if self._promised[sequence] >= tokens:
+            return True
         others = sum(self._promised.values()) - self._promised[sequence]
         if others + tokens > self._model.cells:
             return False
@@ -96,7 +98,11 @@ class Sequences:
         """Give a sequence back; `keep` are its tokens, when its KV may be used again."""
         del self._promised[sequence]
         if self._keep and len(keep) >= PREFIX_TOKENS_MIN:
-            self._kept[sequence] = list(keep)
+            tokens = list(keep)
+            for other, known in list(self._kept.items()):
+                if known == tokens[: len(known)]:
+                    self._drop(other)
+            self._kept[sequence] = tokens
             while len(self._kept) > self._keep:
                 self._evict()
             return
@@ -128,7 +134,9 @@ class Sequences:
         return (best, longest) if best >= 0 else (-1, 0)
 
     def _evict(self, sparing: int = -1) -> None:
-        sequence = next(s for s in self._kept if s != sparing)
+        self._drop(next(s for s in self._kept if s != sparing))
+
+    def _drop(self, sequence: int) -> None:
         del self._kept[sequence]
         self._model.drop(sequence)
         self._free.append(sequence)

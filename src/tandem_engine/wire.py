@@ -1,8 +1,8 @@
 """Every type that crosses a process boundary, in one place.
 
-For: the JSON bodies of the HTTP API (`/generate`, `/v1/...`), the bootstrap routes, `/v1/loads`, and the
-framed msgpack messages of the control protocol between a decode and a prefill rank.
-Not for: what a request becomes inside a worker (`request.py`), or KV bytes (`handoff/`).
+For: the JSON bodies of the HTTP API (`/generate`, `/v1/...`), the bootstrap routes, `/v1/loads`,
+and the framed msgpack messages of the control protocol between a decode and a prefill rank. Not
+for: what a request becomes inside a worker (`request.py`), or KV bytes (`handoff/`).
 
 Field names are SGLang's where SGLang has the field (0.5.23).
 """
@@ -33,11 +33,11 @@ class WireError(Exception):
     """A frame or a body does not say what it must; the message names the field."""
 
 
-# --- HTTP requests ---------------------------------------------------------------------------------
+# --- HTTP requests ---
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """SGLang's `sampling_params`, as far as this engine honours them; unknown fields are ignored."""
+    """SGLang's `sampling_params`; fields not named here are ignored."""
 
     max_new_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     temperature: Temperature | None = None
@@ -103,7 +103,7 @@ class CompletionBody(OpenAiBody, frozen=True, kw_only=True):
 
 
 class ChatBody(OpenAiBody, frozen=True, kw_only=True):
-    """`POST /v1/chat/completions`; messages and tools are handed to the model's template as they are."""
+    """`POST /v1/chat/completions`; messages and tools go to the model's template."""
 
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
@@ -120,7 +120,7 @@ class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
     abort_all: bool = False
 
 
-# --- Bootstrap routes ------------------------------------------------------------------------------
+# --- Bootstrap routes ---
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +187,7 @@ class DpRankQuery(msgspec.Struct, frozen=True):
     bootstrap_rooms: list[Room]
 
 
-# --- Control protocol between ranks ----------------------------------------------------------------
+# --- Control protocol between ranks ---
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
@@ -291,7 +291,7 @@ async def read_at_decode(reader: asyncio.StreamReader) -> ToDecode:
         raise WireError(f"a control frame does not decode: {error}") from error
 
 
-# --- /v1/loads -------------------------------------------------------------------------------------
+# --- /v1/loads ---
 
 
 class MemoryLoad(msgspec.Struct, frozen=True):

@@ -1,0 +1,119 @@
+"""`python -m tandem_engine prefill|decode|faults|fetch-model`: the command line of the engine.
+
+Exit status: 0 ended as asked, 1 the engine broke, 3 the command line is wrong, 4 the machine said
+no.
+"""
+
+import asyncio
+import ctypes
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from tandem_engine.config import (
+    EXIT_CONFIG,
+    EXIT_WORLD,
+    ConfigError,
+    Mode,
+    Settings,
+    StartError,
+    settings_of,
+    timeouts_of,
+)
+
+EXIT_BROKEN = 1
+USAGE = """usage: python -m tandem_engine WORD [options]
+
+  prefill       serve the prefill side of a PD pair (prefill --help)
+  decode        serve the decode side (decode --help)
+  faults        list the behaviours that --enable-faults can switch on
+  fetch-model   download the default model
+"""
+PR_SET_PTRACER = 0x59616D61
+PR_SET_PTRACER_ANY = 0xFFFFFFFFFFFFFFFF
+log = logging.getLogger("tandem_engine")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one word; the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    word = given[0] if given else "--help"
+    try:
+        if word in ("prefill", "decode"):
+            return _serve("prefill" if word == "prefill" else "decode", given[1:])
+        if word == "faults":
+            from tandem_engine.faults import listing  # noqa: PLC0415 - nothing heavy before parsing
+
+            _say(listing())
+            return 0
+        if word == "fetch-model":
+            from tandem_engine.fetch import main as fetch  # noqa: PLC0415
+
+            return fetch(given[1:])
+        if word in ("--help", "-h", "help"):
+            _say(USAGE)
+            return 0
+        raise ConfigError(f"there is no word {word!r}; `python -m tandem_engine --help` lists them")
+    except ConfigError as problem:
+        sys.stderr.write(f"tandem_engine: {problem}\n")
+        return EXIT_CONFIG
+    except StartError as problem:
+        sys.stderr.write(f"tandem_engine: {problem}\n")
+        return EXIT_WORLD
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text.rstrip("\n") + "\n")
+
+
+def _serve(mode: Mode, arguments: Sequence[str]) -> int:
+    settings = settings_of(mode, arguments, f"python -m tandem_engine {mode}")
+    timeouts = timeouts_of()
+    _allow_stacks()
+    # The scheduler must not wait 5 ms for the GIL whenever a step returns.
+    sys.setswitchinterval(0.0005)
+
+    from tandem_engine import logs  # noqa: PLC0415 - heavy imports come after parsing
+    from tandem_engine.faults import Switchboard  # noqa: PLC0415
+    from tandem_engine.worker import Worker  # noqa: PLC0415
+
+    logs.set_up(settings.log_level)
+    switchboard = Switchboard(settings.enable_faults)
+
+    async def serve() -> int:
+        worker = Worker(settings, timeouts, switchboard)
+        log.info("server_args=%s", _shown(worker.settings))
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        try:
+            await worker.start()
+            ends = [asyncio.ensure_future(e.wait()) for e in (stopped, worker.fatal)]
+            # A server waits for as long as it takes.
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
+        finally:
+            await worker.stop()
+        # A loop that broke by itself is no clean end.
+        return EXIT_BROKEN if worker.fatal.is_set() else 0
+
+    return asyncio.run(serve())
+
+
+def _shown(settings: Settings) -> str:
+    inside = ", ".join(f"{name}={value!r}" for name, value in settings.described().items())
+    return f"ServerArgs({inside})"
+
+
+def _allow_stacks() -> None:
+    """Let this user's other processes take stacks where ptrace is limited to parents (py-spy)."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(PR_SET_PTRACER_ANY), 0, 0, 0)
+    except (OSError, AttributeError):
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

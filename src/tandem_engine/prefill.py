@@ -1,0 +1,463 @@
+"""The prefill phase: prompts in, KV and one token out to a decode.
+
+A request waits in the bootstrap queue for its decode's metadata and a hand-off slot, then for a
+sequence and cells, is computed in chunks of at most 256 tokens (short prompts share a step), and is
+posted to its decode. Its client is answered only after the decode acknowledged the KV.
+
+For: the queues, the steps and what comes of them. Everything here runs on the scheduler's thread.
+Not for: slots, agents and acknowledgements (`handoffs.py`).
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from tandem_engine import scoring
+from tandem_engine.config import Settings, Timeouts
+from tandem_engine.handoff import HandoffError
+from tandem_engine.handoff.header import Header
+from tandem_engine.handoffs import DECODE_DEAD, Handoffs, Settled, timed_out
+from tandem_engine.logs import batch_line
+from tandem_engine.metrics import IDLE_GAUGES_EVERY_S, Gauges, Metrics
+from tandem_engine.model import Feed, KvExhaustedError, Logits, Model, ModelError
+from tandem_engine.request import Finish, Outbox, Output, Phase, Request
+from tandem_engine.sampling import sample
+from tandem_engine.scheduler import Step
+from tandem_engine.sequences import Sequences
+from tandem_engine.wire import DisaggregationLoad
+
+log = logging.getLogger(__name__)
+POLL_S = 0.002
+POLL_SLOW_S = 0.02
+POLL_SLOW_AFTER_S = 1.0
+SCORED_CHUNK_TOKENS_MAX = 64
+"""Rows of logits kept at a time when a prompt is scored: 64 x 49k floats are 12 MB."""
+ABORTED = "Aborted by AbortReq."
+
+
+class Prefill:
+    """Drives the prefill phase over one model."""
+
+    def __init__(
+        self,
+        model: Model,
+        settings: Settings,
+        timeouts: Timeouts,
+        *,
+        metrics: Metrics,
+        outbox: Outbox,
+        handoffs: Handoffs,
+        ended: Callable[[Request], None],
+    ) -> None:
+        """`ended` hears of every request that holds nothing any more."""
+        self._model = model
+        self._settings = settings
+        self._timeouts = timeouts
+        self._metrics = metrics
+        self._outbox = outbox
+        self._handoffs = handoffs
+        self._ended = ended
+        self.sequences = Sequences(model, keep=model.sequences_max)
+        self._bootstrap: dict[int, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._computed: deque[Request] = deque()
+        self._inflight: dict[int, Request] = {}
+        self._left: list[Request] = []
+        self._batch = 0
+        self._hits = deque[tuple[int, int]](maxlen=64)
+        self._throughput = 0.0
+        self._transfer = (0.0, 0.0)
+        self._moved_s = 0.0
+        self._gauges_s = 0.0
+
+    # --- Events: the model may be computing ---
+
+    def submit(self, request: Request) -> None:
+        """A client's request."""
+        now_s = time.monotonic()
+        if request.fake:
+            request.enter(Phase.PREFILL_WAITING, now_s)
+            self._waiting.appendleft(request)
+            return
+        request.enter(Phase.BOOTSTRAP, now_s)
+        self._bootstrap[request.room] = request
+        reason = self._handoffs.why_ended(request.room)
+        if reason is not None:
+            self.failed(request.room, reason)
+
+    def abort(self, rid: str, *, everything: bool = False) -> None:
+        """A client left, or asked for an abort by (the beginning of) its request id."""
+        for request in list(self._requests()):
+            if everything or request.rid.startswith(rid):
+                self.left(request)
+
+    def left(self, request: Request) -> None:
+        """The client of this request is gone."""
+        if not request.answered:
+            self._metrics.aborted.add()
+            self._give_up(request)
+
+    def failed(self, room: int, reason: str) -> None:
+        """A room ended by its decode: tell the client and forget the request."""
+        request = self._bootstrap.get(room) or self._inflight.get(room)
+        if request is None:
+            request = next((r for r in self._requests() if r.room == room and not r.fake), None)
+        if request is None or not request.live:
+            return
+        what = "bootstrap" if request.phase is Phase.BOOTSTRAP else "transfer"
+        metrics = self._metrics
+        (metrics.bootstrap_failed if what == "bootstrap" else metrics.transfer_failed).add()
+        message = (
+            f"Prefill {what} failed for request rank=0 req.rid={request.rid!r} "
+            f"req.bootstrap_room={room} with exception "
+            f"KVTransferError(bootstrap_room={room}): {reason}"
+        )
+        log.warning(message)
+        self._outbox.put(request, Output(finish=Finish("abort", message=message)))
+        self._end(request)
+
+    def flush_cache(self) -> None:
+        """Drop every prefix kept for reuse; done when the model is idle."""
+        self._flush = True
+
+    _flush = False
+
+    def _requests(self) -> list[Request]:
+        return [
+            *self._bootstrap.values(), *self._waiting, *self._running, *self._computed,
+            *self._inflight.values(),
+        ]  # fmt: skip
+
+    def _give_up(self, request: Request) -> None:
+        """The client is gone. A room that is posted in a historical mode goes on without it."""
+        if self._handoffs.holds(request.room) and self._handoffs.acknowledgement_only:
+            self._metrics.transfer_failed.add()
+            self._outbox.put(request, Output(finish=Finish("abort", message=ABORTED)))
+            return
+        if not request.fake:
+            self._handoffs.drop(request.room, ABORTED)
+        if request.phase in (Phase.BOOTSTRAP, Phase.INFLIGHT):
+            self.failed(request.room, ABORTED)
+        else:
+            self._outbox.put(request, Output(finish=Finish("abort", message=ABORTED)))
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        """Forget a request; its sequence goes back when the model idles."""
+        if not request.live:
+            return
+        request.enter(Phase.ENDED, time.monotonic())
+        if not request.fake:
+            self._bootstrap.pop(request.room, None)
+            self._inflight.pop(request.room, None)
+        if request in self._waiting:
+            self._waiting.remove(request)
+        self._left.append(request)
+
+    # --- The model is idle ---
+
+    def prepare(self, now_s: float) -> None:
+        """Move rooms that have their metadata and a slot to the waiting queue."""
+        for room, request in list(self._bootstrap.items()):
+            since_s = self._handoffs.take_slot(room)
+            if since_s is not None:
+                del self._bootstrap[room]
+                self._metrics.transfer_bootstrap_ms.observe((now_s - request.arrived_s) * 1e3)
+                self._metrics.stage.observe(
+                    now_s - request.phase_since_s, stage="prefill_bootstrap"
+                )
+                request.enter(Phase.PREFILL_WAITING, now_s)
+                self._waiting.append(request)
+
+    def tend(self, now_s: float) -> None:
+        """Release, post what was computed, take acknowledgements, time out."""
+        for request in self._left:
+            self._release(request, keep=False)
+            self._ended(request)
+        self._left.clear()
+        if self._flush:
+            self._flush = False
+            self.sequences.flush()
+        while self._computed:
+            self._post(self._computed.popleft(), now_s)
+        for settled in self._handoffs.settled():
+            self._settle(settled, now_s)
+        self._handoffs.expire(now_s, self._timeouts.bootstrap_s, self._bootstrap)
+        for room, request in list(self._bootstrap.items()):
+            waited_s = now_s - request.phase_since_s
+            if waited_s > self._timeouts.bootstrap_s and not self._handoffs.asked_for(room):
+                reason = timed_out(room, waited_s, "Bootstrapping")
+                self._handoffs.drop(room, reason)
+                self.failed(room, reason)
+
+    def _release(self, request: Request, *, keep: bool) -> None:
+        if request.sequence >= 0:
+            kept = request.prompt[: self._model.length(request.sequence)] if keep else ()
+            self.sequences.release(request.sequence, kept)
+            request.sequence = -1
+
+    def _post(self, request: Request, now_s: float) -> None:
+        """Write the KV of a computed prompt to its decode."""
+        if not request.live:
+            return
+        if request.fake:
+            self._release(request, keep=False)
+            self._succeed(request)
+            return
+        header = Header(
+            self._model.identity,
+            request.room,
+            tokens=len(request.prompt),
+            first_token=request.output[0],
+            cached_tokens=request.cached,
+            extra=scoring.packed(request.first_score),
+        )
+        sequence = request.sequence
+        try:
+            self._handoffs.write(
+                request.room,
+                header,
+                self._model.kv_size(sequence),
+                lambda into: self._model.export_kv(sequence, into),
+            )
+        except HandoffError as problem:
+            reason = f"Failed to send kv chunk of {request.room}: {problem}"
+            self._handoffs.drop(request.room, reason)
+            self.failed(request.room, reason)
+            return
+        # The bytes are the decode's now; ours may serve the conversation's next turn.
+        self._release(request, keep=True)
+        self._metrics.stage.observe(now_s - request.phase_since_s, stage="prefill_forward")
+        request.enter(Phase.INFLIGHT, now_s)
+        self._inflight[request.room] = request
+        self._moved_s = now_s
+
+    def _settle(self, settled: Settled, now_s: float) -> None:
+        self._moved_s = now_s
+        request = self._inflight.get(settled.room)
+        if request is None:
+            return
+        if not settled.taken:
+            self.failed(settled.room, DECODE_DEAD)
+            return
+        took_ms, size_mb = settled.took_s * 1e3, settled.size_bytes / 1e6
+        self._transfer = (size_mb / max(took_ms, 1e-6), took_ms)
+        self._metrics.transfer_ms.observe(took_ms)
+        self._metrics.transfer_mb.observe(size_mb)
+        self._metrics.transfer_speed.observe(self._transfer[0])
+        self._metrics.stage.observe(settled.took_s, stage="prefill_transfer_kv_cache")
+        self._succeed(request)
+
+    def _succeed(self, request: Request) -> None:
+        token = request.output[0]
+        text = request.text.push(self._model.piece(token), last=True)
+        scores = (request.first_score,) if request.first_score is not None else ()
+        finish = Finish("length", matched=request.max_new_tokens)
+        self._outbox.put(request, Output((token,), text, scores, finish, time.monotonic()))
+        self._end(request)
+
+    def plan(self, now_s: float) -> Step | None:
+        """Chunks of running and waiting prompts, at most `chunked_prefill_size` tokens together."""
+        self._running = [request for request in self._running if request.live]
+        step = Step([], [], now_s)
+        room = self._settings.chunked_prefill_size
+        for request in self._running:
+            room = self._feed(step, request, room)
+        while self._waiting and room > 0:
+            request = self._waiting[0]
+            if not request.live:
+                self._waiting.popleft()
+                continue
+            if len(self._running) >= self._settings.max_running_requests or not self._admit(
+                request, now_s
+            ):
+                break
+            if self._chunk(request) > room:
+                break
+            self._waiting.popleft()
+            self._running.append(request)
+            room = self._feed(step, request, room)
+        return step if step.feeds else None
+
+    def _admit(self, request: Request, now_s: float) -> bool:
+        if request.sequence >= 0:
+            return True
+        reuse_max = 0 if request.fake else len(request.prompt) - 1
+        if request.scores is not None:
+            reuse_max = min(reuse_max, request.scores.start)
+        held = self.sequences.acquire(request.prompt, len(request.prompt), reuse_max)
+        if held is None:
+            return False
+        request.sequence, request.cached, request.computed = held.sequence, held.reused, held.reused
+        self._metrics.queue_time.observe(now_s - request.phase_since_s)
+        self._metrics.stage.observe(now_s - request.phase_since_s, stage="prefill_waiting")
+        request.enter(Phase.PREFILLING, now_s)
+        return True
+
+    def _chunk(self, request: Request) -> int:
+        """Tokens of the next chunk; its bounds depend on this prompt alone."""
+        most = self._settings.chunked_prefill_size
+        if request.scores is not None and request.scores.start < len(request.prompt):
+            most = min(most, SCORED_CHUNK_TOKENS_MAX)
+        return min(most, len(request.prompt) - request.computed)
+
+    def _feed(self, step: Step, request: Request, room: int) -> int:
+        size = self._chunk(request)
+        if not 0 < size <= room:
+            return room
+        begin, end = request.computed, request.computed + size
+        wanted = request.scores is not None and request.scores.start < end
+        last = end == len(request.prompt)
+        step.feeds.append(
+            Feed(
+                request.sequence,
+                request.prompt[begin:end],
+                begin,
+                "all" if wanted else "last" if last else "none",
+            )
+        )
+        step.requests.append(request)
+        return room - size
+
+    # --- Results ---
+
+    def sample(self, step: Step, logits: list[Logits]) -> None:
+        """Sample the first token of prompts that are complete."""
+        step.rows = list(logits)
+        for request, feed, rows in zip(step.requests, step.feeds, logits, strict=True):
+            request.computed += len(feed.tokens)
+            if request.computed == len(request.prompt) and request.live:
+                token = sample(rows[-1], request.sampling, scoring.rng_of(request.sampling, 0))
+                request.output.append(token)
+                if request.scores is not None:
+                    request.first_score = scoring.score(rows[-1], token, request.scores.top)
+                self._running.remove(request)
+                self._computed.append(request)
+
+    def process(self, step: Step) -> None:
+        """Score prompts, count, log, refresh gauges."""
+        for request, feed, rows in zip(step.requests, step.feeds, step.rows or (), strict=True):
+            if feed.logits == "all" and request.scores is not None and request.live:
+                self._score(request, feed, rows)
+        fresh = [
+            r for r, f in zip(step.requests, step.feeds, strict=True) if f.position == r.cached
+        ]
+        tokens = sum(len(feed.tokens) for feed in step.feeds)
+        cached = sum(request.cached for request in fresh)
+        took_s = max(step.ended_s - step.begun_s, 1e-9)
+        self._batch = len(step.requests)
+        self._throughput = tokens / took_s
+        self._hits.append((cached, tokens))
+        metrics = self._metrics
+        metrics.passes.add(mode="prefill_none")
+        metrics.forward_seconds.add(took_s, category="extend")
+        metrics.realtime_tokens.add(tokens, mode="prefill_compute")
+        if cached:
+            metrics.realtime_tokens.add(cached, mode="prefill_cache")
+        self._write_gauges(step.ended_s)
+        if not all(request.health for request in step.requests):
+            log.info(
+                "%s",
+                batch_line(
+                    "Prefill batch",
+                    {
+                        "#new-seq": len(fresh),
+                        "#new-token": tokens,
+                        "#cached-token": cached,
+                        "token usage": round(self._usage(), 2),
+                        "#running-req": len(self._running),
+                        "#queue-req": len(self._waiting),
+                        "#pending-token": self.pending_tokens(),
+                        "#bootstrap-req": len(self._bootstrap),
+                        "#inflight-req": len(self._inflight),
+                        "cuda graph": False,
+                        "input throughput (token/s)": round(self._throughput, 2),
+                    },
+                ),
+            )
+
+    def _score(self, request: Request, feed: Feed, rows: Logits) -> None:
+        """Row i scores the token after it; SGLang gives the first scored position none."""
+        wanted = request.scores
+        if wanted is None:
+            return
+        if not request.input_scores:
+            request.input_scores.append(scoring.unscored(request.prompt[wanted.start]))
+        begin = max(feed.position, wanted.start)
+        end = min(feed.position + len(feed.tokens), len(request.prompt) - 1)
+        for position in range(begin, end):
+            row = np.asarray(rows[position - feed.position])
+            request.input_scores.append(
+                scoring.score(row, request.prompt[position + 1], wanted.top)
+            )
+
+    def refused(self, step: Step, problem: ModelError) -> None:
+        """The model refused: make room, or fail the requests of the step."""
+        if isinstance(problem, KvExhaustedError) and self.sequences.flush():
+            return
+        for request in step.requests:
+            reason = f"the model refused the step: {problem}"
+            if not request.fake:
+                self._handoffs.drop(request.room, reason)
+            self._outbox.put(request, Output(finish=Finish("abort", message=reason)))
+            self._end(request)
+
+    def idle(self, now_s: float) -> float:
+        """Poll fast while something moved lately, slowly for what hangs, not at all otherwise."""
+        queued = self._bootstrap or self._waiting or self._running or self._inflight
+        if not queued and now_s - self._gauges_s > IDLE_GAUGES_EVERY_S:
+            self._batch, self._throughput = 0, 0.0
+            self._write_gauges(now_s)
+        if self._left or self._computed:
+            return 0.0
+        if self._handoffs.held:
+            return POLL_S if now_s - self._moved_s < POLL_SLOW_AFTER_S else POLL_SLOW_S
+        return self._timeouts.heartbeat_s / 4
+
+    # --- Numbers ---
+
+    def pending_tokens(self) -> int:
+        """Prompt tokens waiting to be computed."""
+        requests = [*self._bootstrap.values(), *self._waiting, *self._running]
+        return sum(len(r.prompt) - r.computed for r in requests)
+
+    def _usage(self) -> float:
+        return self._model.cells_used() / self._model.cells
+
+    def _write_gauges(self, now_s: float) -> None:
+        self._gauges_s = now_s
+        self._metrics.write_gauges(self.gauges())
+
+    def gauges(self) -> Gauges:
+        """The present numbers; read from any thread."""
+        used = self._model.cells_used()
+        hits = list(self._hits)
+        total = sum(cached + computed for cached, computed in hits)
+        return Gauges(
+            num_running_reqs=self._batch,
+            num_queue_reqs=len(self._waiting),
+            num_prefill_bootstrap_queue_reqs=len(self._bootstrap),
+            num_prefill_inflight_queue_reqs=len(self._inflight),
+            cache_hit_rate=sum(cached for cached, _ in hits) / total if total else 0.0,
+            token_usage=used / self._model.cells,
+            full_token_usage=used / self._model.cells,
+            num_used_tokens=used,
+            kv_used_tokens=used,
+            kv_available_tokens=self._model.cells - used,
+            utilization=len(self._running) / self._settings.max_running_requests,
+            max_total_num_tokens=self._model.cells,
+        )
+
+    def disaggregation(self) -> DisaggregationLoad:
+        """The `disaggregation` section of `/v1/loads`, live."""
+        return DisaggregationLoad(
+            mode="prefill",
+            prefill_bootstrap_queue_reqs=len(self._bootstrap),
+            prefill_inflight_queue_reqs=len(self._inflight),
+            kv_transfer_speed_gb_s=self._transfer[0],
+            kv_transfer_latency_ms=self._transfer[1],
+        )

@@ -1,0 +1,152 @@
+"""What differs between the two kinds of worker: the phase and its connections.
+
+For: `worker.py`.
+Not for: the phases themselves.
+"""
+
+import socket
+import uuid
+from typing import TYPE_CHECKING, Protocol
+
+from tandem_engine.config import StartError
+from tandem_engine.decode import Decode
+from tandem_engine.handoff import HandoffError
+from tandem_engine.handoff.transports import open_landing, open_sender
+from tandem_engine.handoffs import Handoffs
+from tandem_engine.metrics import Gauges
+from tandem_engine.prefill import Prefill
+from tandem_engine.rendezvous import Links, Post, Rank
+from tandem_engine.request import Outbox
+from tandem_engine.wire import Announce, DisaggregationLoad, ToDecode
+
+if TYPE_CHECKING:
+    from tandem_engine.worker import Worker
+
+SLOTS_MAX = 8
+"""Landing slots of a decode: each holds the KV of a whole context, and is backed by memory."""
+
+
+class Role(Protocol):
+    """One kind of worker, as `worker.py` needs it."""
+
+    phase: Prefill | Decode
+
+    def bind(self, post: Post) -> None:
+        """Connect to the scheduler; from here on peers are heard."""
+        ...
+
+    def close(self, *, clean: bool) -> None:
+        """Close connections and hand-off memory; a killed process would not be `clean`."""
+        ...
+
+    def gauges(self) -> Gauges:
+        """The present numbers."""
+        ...
+
+    def disaggregation(self) -> DisaggregationLoad:
+        """The `disaggregation` section of `/v1/loads`."""
+        ...
+
+    def pending_tokens(self) -> int:
+        """Prompt tokens that wait."""
+        ...
+
+
+class PrefillRole:
+    """The prefill: a rank that listens, and the rooms of its decodes."""
+
+    def __init__(self, worker: "Worker", outbox: Outbox, listener: socket.socket | None) -> None:
+        """`listener` is the rank's socket."""
+        settings = worker.settings
+        self._listener = listener
+        self._engine = uuid.uuid4().hex
+        self._rank: Rank | None = None
+        self._handoffs = Handoffs(
+            slots=settings.disaggregation_max_inflight,
+            memory=worker.switchboard.peer_memory,
+            open_sender=open_sender,
+            tell=self._tell,
+            failed=self._failed,
+        )
+        self.phase = Prefill(
+            worker.model,
+            settings,
+            worker.timeouts,
+            metrics=worker.metrics,
+            outbox=outbox,
+            handoffs=self._handoffs,
+            ended=worker.room_ended,
+        )
+        self.gauges = self.phase.gauges
+        self.disaggregation = self.phase.disaggregation
+        self.pending_tokens = self.phase.pending_tokens
+
+    def bind(self, post: Post) -> None:
+        """Listen for decodes."""
+        if self._listener is None:
+            raise StartError("a prefill needs its control socket")
+        self._rank = Rank(self._listener, self._engine, self._handoffs, post)
+
+    def close(self, *, clean: bool) -> None:
+        """Close the connections and let go of every landing."""
+        if self._rank is not None:
+            self._rank.close()
+        self._handoffs.close()
+
+    def _failed(self, room: int, reason: str) -> None:
+        self.phase.failed(room, reason)
+
+    def _tell(self, agent: str, message: ToDecode) -> None:
+        if self._rank is not None:
+            self._rank.tell(agent, message)
+
+
+class DecodeRole:
+    """The decode: a landing for KV, and links to its prefills."""
+
+    def __init__(self, worker: "Worker", outbox: Outbox, _listener: socket.socket | None) -> None:
+        """Create the landing; raises `StartError` when there is no room for it."""
+        settings, model = worker.settings, worker.model
+        agent = uuid.uuid4().hex
+        try:
+            self._landing = open_landing(
+                settings.disaggregation_transfer_backend,
+                agent_id=agent,
+                slots=min(settings.max_running_requests, SLOTS_MAX),
+                kv_bytes_max=model.kv_bytes_max,
+                host=settings.host,
+            )
+        except HandoffError as problem:
+            raise StartError(str(problem)) from problem
+        announce = Announce(
+            agent=agent,
+            address=f"{settings.host}:{settings.port}",
+            started_s=worker.started_s,
+            lease_s=worker.timeouts.lease_s,
+            landing=self._landing.address,
+        )
+        identity = model.identity
+        self._links = Links(announce, identity.kv_dtype, identity.page_size, worker.timeouts)
+        self.phase = Decode(
+            model,
+            settings,
+            worker.timeouts,
+            metrics=worker.metrics,
+            outbox=outbox,
+            landing=self._landing,
+            links=self._links,
+            ended=worker.room_ended,
+        )
+        self.gauges = self.phase.streaming.gauges
+        self.disaggregation = self.phase.streaming.disaggregation
+        self.pending_tokens = self.phase.streaming.pending_tokens
+
+    def bind(self, post: Post) -> None:
+        """Links are made when requests name a prefill."""
+        self._links.bind(self.phase, post)
+
+    def close(self, *, clean: bool) -> None:
+        """Close the links; the landing of a killed process stays behind, as a file does."""
+        self._links.close()
+        if clean:
+            self._landing.close()

@@ -1,0 +1,218 @@
+"""The step loop of a worker: one thread decides, one computes.
+
+While step n computes (ctypes releases the GIL), the results of step n-1 are processed (text, stop
+strings, streams, metrics) and the next admissions are prepared. `--disable-overlap-schedule` does
+it all in sequence on one thread. Both give the same tokens: what a step needs of the one before,
+its sampled tokens, is taken before it starts.
+
+For: the loop, its inbox, and the thread that computes.
+Not for: what a step contains (`prefill.py`, `decode.py`).
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tandem_engine.model import Feed, Logits, Model, ModelError
+from tandem_engine.request import Outbox, Request
+
+log = logging.getLogger(__name__)
+WAIT_S_MAX = 1.0
+
+
+@dataclass(slots=True)
+class Step:
+    """One batch: a feed per request, in the same order."""
+
+    feeds: list[Feed]
+    requests: list[Request]
+    begun_s: float
+    ended_s: float = 0.0
+    rows: "list[Any] | None" = None
+    """What `sample` leaves for `process`, per request."""
+
+
+class PhaseLoop(Protocol):
+    """What the loop drives: the prefill or the decode phase.
+
+    Handlers that other threads post, `prepare` and `process` never touch the model: it may be
+    computing.
+    """
+
+    def tend(self, now_s: float) -> None:
+        """The model is idle: release, import, export, settle, time out."""
+        ...
+
+    def plan(self, now_s: float) -> Step | None:
+        """The model is idle: the next batch, or None when there is nothing to compute."""
+        ...
+
+    def prepare(self, now_s: float) -> None:
+        """The model may be computing: get the next admissions ready."""
+        ...
+
+    def sample(self, step: Step, logits: list[Logits]) -> None:
+        """Take what the next step needs from the results; nothing else."""
+        ...
+
+    def process(self, step: Step) -> None:
+        """The model may be computing: everything else about the results."""
+        ...
+
+    def refused(self, step: Step, problem: ModelError) -> None:
+        """The model refused a step; nothing of it was applied."""
+        ...
+
+    def idle(self, now_s: float) -> float:
+        """Nothing to compute: how long to wait for the next event at most, seconds."""
+        ...
+
+
+class Compute:
+    """The thread that runs `Model.step` beside the scheduler's."""
+
+    def __init__(self, model: Model) -> None:
+        """Start the thread."""
+        self._model = model
+        self._work: queue.SimpleQueue[list[Feed] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[list[Logits] | BaseException] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._thread.start()
+
+    def start(self, feeds: list[Feed]) -> None:
+        """Begin a step; the model belongs to the compute thread until `result`."""
+        self._work.put(feeds)
+
+    def result(self) -> list[Logits]:
+        """Wait for the step that was begun; there is no deadline on compute itself."""
+        done = self._done.get()
+        if isinstance(done, BaseException):
+            raise done
+        return done
+
+    def stop(self) -> None:
+        """End the thread after what it is doing."""
+        self._work.put(None)
+        self._thread.join(timeout=10.0)
+
+    def _run(self) -> None:
+        while (feeds := self._work.get()) is not None:
+            try:
+                self._done.put(self._model.step(feeds))
+            except BaseException as problem:  # noqa: BLE001 - handed over and raised in `result`
+                self._done.put(problem)
+
+
+class Scheduler:
+    """Drives one phase over one model on a thread of its own."""
+
+    def __init__(
+        self,
+        model: Model,
+        phase: PhaseLoop,
+        outbox: Outbox,
+        *,
+        overlap: bool,
+        died: Callable[[BaseException], None],
+    ) -> None:
+        """`died` is called on the scheduler's thread when the loop breaks by a bug."""
+        self._model = model
+        self._phase = phase
+        self._outbox = outbox
+        self._inbox: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]]
+        self._inbox = queue.SimpleQueue()
+        self._compute = Compute(model) if overlap else None
+        self._died = died
+        self._stopping = False
+        self.outputs = 0
+        """Steps that gave a result: what `/health` waits for."""
+        self.idle_s = 0.0
+        """Time spent waiting for something to do."""
+        self._thread = threading.Thread(target=self._guarded, name="scheduler", daemon=True)
+
+    def start(self) -> None:
+        """Start the loop."""
+        self._thread.start()
+
+    def post(self, handler: Callable[..., None], *arguments: object) -> None:
+        """Have `handler` called on the scheduler's thread; from any thread."""
+        self._inbox.put((handler, arguments))
+
+    def stop(self) -> None:
+        """End the loop after the current step and wait for it."""
+        self.post(self._stop)
+        self._thread.join(timeout=30.0)
+        if self._compute is not None:
+            self._compute.stop()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except BaseException as problem:  # noqa: BLE001 - reported; a dead loop must not be silent
+            self._died(problem)
+
+    def _run(self) -> None:
+        previous: Step | None = None
+        wait_s = 0.0
+        while True:
+            before_s = time.monotonic()
+            self._drain(wait_s)
+            if self._stopping:
+                return
+            now_s = time.monotonic()
+            if wait_s > 0:
+                self.idle_s += now_s - before_s
+            self._phase.prepare(now_s)
+            self._phase.tend(now_s)
+            step = self._phase.plan(now_s)
+            if step is None and previous is not None:
+                self._phase.process(previous)
+                previous, wait_s = None, 0.0
+            elif step is None:
+                wait_s = min(WAIT_S_MAX, max(0.0, self._phase.idle(now_s)))
+            else:
+                previous, wait_s = self._advance(step, previous), 0.0
+            self._outbox.flush()
+
+    def _advance(self, step: Step, previous: Step | None) -> Step | None:
+        """Compute one step; the step that is still to be processed, if any."""
+        try:
+            if self._compute is None:
+                logits = self._model.step(step.feeds)
+            else:
+                self._compute.start(step.feeds)
+                if previous is not None:
+                    self._phase.process(previous)
+                self._outbox.flush()
+                self._drain(0.0)
+                self._phase.prepare(time.monotonic())
+                logits = self._compute.result()
+        except ModelError as problem:
+            self._phase.refused(step, problem)
+            return None
+        step.ended_s = time.monotonic()
+        self._phase.sample(step, logits)
+        self.outputs += 1
+        if self._compute is None:
+            self._phase.process(step)
+            return None
+        return step
+
+    def _drain(self, wait_s: float) -> None:
+        """Run everything posted; wait for the first up to `wait_s`."""
+        try:
+            handler, arguments = (
+                self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+            )
+            while True:
+                handler(*arguments)
+                handler, arguments = self._inbox.get_nowait()
+        except queue.Empty:
+            return

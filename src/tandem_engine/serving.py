@@ -1,0 +1,163 @@
+"""From an HTTP body to a request in the scheduler, and its outputs back to a connection.
+
+For: every generation route: refusing what cannot be served, noticing a client that left, and the
+metrics a client would feel (first token, gaps, whole request). Not for: the shapes of replies
+(`generate.py`, `openai.py`).
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from starlette.types import Receive
+
+from tandem_engine.replies import RequestError
+from tandem_engine.request import Finish, Output, Request, ScoresWanted
+from tandem_engine.sampling import SamplingParams
+from tandem_engine.text import TextStream
+from tandem_engine.wire import FAKE_BOOTSTRAP_HOST, Bootstrapped
+from tandem_engine.wire import SamplingParams as WireSampling
+
+if TYPE_CHECKING:
+    from tandem_engine.worker import Worker
+
+MAX_NEW_TOKENS = 128
+"""SGLang's default for `/generate` and `/v1/completions`."""
+NEVER_REACHED = "The client left."
+
+
+class Live:
+    """One request of one HTTP connection."""
+
+    def __init__(self, worker: "Worker", request: Request, queue: "asyncio.Queue[Output]") -> None:
+        """The request is not submitted yet: `outputs` does it."""
+        self._worker = worker
+        self._queue = queue
+        self.request = request
+
+    async def outputs(self, receive: Receive) -> AsyncIterator[Output]:
+        """Submit, and yield what comes; ends after the last output, or when the client left.
+
+        `receive` is the connection's: the body must have been read.
+        """
+        request, metrics = self.request, self._worker.metrics
+        self._worker.submit(request)
+        watch = asyncio.create_task(_gone(receive, self._queue))
+        before_s, streaming = request.arrived_s, _flag(request.streaming)
+        try:
+            while True:
+                # Without a deadline on purpose: SGLang has none, the queues have theirs.
+                output = await self._queue.get()
+                if output.finish is not None and output.finish.message == NEVER_REACHED:
+                    return
+                if output.tokens:
+                    first = before_s == request.arrived_s
+                    histogram = metrics.ttft if first else metrics.gap
+                    histogram.observe(max(0.0, output.made_s - before_s))
+                    before_s = output.made_s
+                    metrics.generated_tokens.add(len(output.tokens), is_streaming=streaming)
+                if output.finish is not None and output.finish.kind != "abort":
+                    metrics.e2e.observe(time.monotonic() - request.arrived_s)
+                    metrics.requests.add(is_streaming=streaming)
+                    metrics.prompt_tokens.add(len(request.prompt), is_streaming=streaming)
+                    metrics.cached_tokens.add(request.cached, cache_source="device")
+                yield output
+                if output.finish is not None:
+                    return
+        finally:
+            watch.cancel()
+            self._worker.done(request)
+
+
+def open_request(
+    worker: "Worker",
+    body: Bootstrapped,
+    prompt: list[int],
+    sampling: WireSampling,
+    *,
+    max_new_tokens: int | None = MAX_NEW_TOKENS,
+    scores: ScoresWanted | None = None,
+) -> Live:
+    """A request that may be served now; raises `RequestError` with the reason when it may not.
+
+    `max_new_tokens` is the default where the client names none; None is all the context allows.
+    """
+    worker.check_open()
+    model, settings = worker.model, worker.settings
+    room, bootstrap = _meeting(worker, body)
+    if not prompt:
+        raise RequestError("the prompt is empty; give at least one token")
+    if max(prompt) >= model.vocabulary:
+        raise RequestError(f"token {max(prompt)} is outside the vocabulary of {model.vocabulary}")
+    if len(prompt) >= model.context_length:
+        raise RequestError(
+            f"The input ({len(prompt)} tokens) is longer than the model's context length "
+            f"({model.context_length} tokens)."
+        )
+    room_left = model.context_length - len(prompt)
+    wanted = sampling.max_new_tokens or max_new_tokens or room_left
+    stops = (sampling.stop,) if isinstance(sampling.stop, str) else tuple(sampling.stop or ())
+    ends = frozenset(sampling.stop_token_ids or ())
+    queue: asyncio.Queue[Output] = asyncio.Queue()
+    request = Request(
+        rid=body.rid or uuid.uuid4().hex,
+        prompt=prompt,
+        sampling=_sampling(sampling),
+        max_new_tokens=1 if settings.disaggregation_mode == "prefill" else min(wanted, room_left),
+        text=TextStream(stops),
+        stop_ids=ends if sampling.ignore_eos else ends | model.end_ids,
+        room=room,
+        bootstrap=bootstrap,
+        arrived_s=time.monotonic(),
+        streaming=bool(body.stream),
+        scores=scores,
+        deliver=queue.put_nowait,
+    )
+    return Live(worker, request, queue)
+
+
+def _meeting(worker: "Worker", body: Bootstrapped) -> tuple[int, str]:
+    """The room and the bootstrap address of a request."""
+    settings = worker.settings
+    if body.bootstrap_room is None:
+        raise RequestError(
+            "Disaggregated request received without bootstrap room id; send it through a PD "
+            "router, or give bootstrap_host, bootstrap_port and bootstrap_room to both sides"
+        )
+    host = body.bootstrap_host
+    if host is None:
+        if settings.disaggregation_mode == "decode":
+            raise RequestError("bootstrap_host is missing: the decode cannot find the prefill")
+        host = settings.host
+    if any(character in host for character in "/@?# \t\r\n"):
+        raise RequestError(f"bootstrap_host {host!r} is not a host name")
+    port = body.bootstrap_port or settings.disaggregation_bootstrap_port
+    if host != FAKE_BOOTSTRAP_HOST and body.bootstrap_room in worker.rooms:
+        raise RequestError(
+            f"bootstrap_room {body.bootstrap_room} is in use; rooms are never reused"
+        )
+    return body.bootstrap_room, f"{host}:{port}"
+
+
+def _sampling(wire: WireSampling) -> SamplingParams:
+    try:
+        return SamplingParams(
+            temperature=1.0 if wire.temperature is None else wire.temperature,
+            top_p=1.0 if wire.top_p is None else wire.top_p,
+            top_k=wire.top_k or -1,
+            seed=wire.seed if wire.seed is not None else wire.sampling_seed,
+        )
+    except ValueError as problem:
+        raise RequestError(str(problem)) from None
+
+
+async def _gone(receive: Receive, queue: "asyncio.Queue[Output]") -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    queue.put_nowait(Output(finish=Finish("abort", message=NEVER_REACHED)))
+
+
+def _flag(value: bool) -> str:  # noqa: FBT001 - a label
+    return "True" if value else "False"

@@ -1,0 +1,143 @@
+"""What comes of a decode's tokens: text, stop strings, streams, counters, gauges, the log line.
+
+All of it may run while the next step computes.
+
+For: `decode.py`.
+Not for: which tokens there are.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from tandem_engine.config import Settings
+from tandem_engine.logs import batch_line
+from tandem_engine.metrics import IDLE_GAUGES_EVERY_S, Gauges, Metrics
+from tandem_engine.model import Model
+from tandem_engine.request import Finish, Outbox, Output, Request, Score
+from tandem_engine.scheduler import Step
+from tandem_engine.wire import DisaggregationLoad
+
+if TYPE_CHECKING:
+    from tandem_engine.decode import Decode
+
+log = logging.getLogger(__name__)
+
+
+class Streaming:
+    """The output side of one decode."""
+
+    def __init__(
+        self, decode: "Decode", model: Model, settings: Settings, metrics: Metrics, outbox: Outbox
+    ) -> None:
+        """Reads the queues of `decode` for the gauges."""
+        self._decode = decode
+        self._model = model
+        self._settings = settings
+        self._metrics = metrics
+        self._outbox = outbox
+        self._steps = 0
+        self._tokens = 0
+        self._since_s = 0.0
+        self._throughput = 0.0
+        self._gauges_s = 0.0
+
+    def emit(self, request: Request, scored: Score | None, made_s: float) -> None:
+        """Give out the newest token of a request, and its end if it ends with it."""
+        token, finish = request.output[-1], request.finish
+        ends = finish is not None and finish.kind == "stop"
+        piece = b"" if ends else self._model.piece(token)
+        text = request.text.push(piece, last=finish is not None)
+        if request.text.stopped_by is not None:
+            finish = Finish("stop", matched=request.text.stopped_by)
+        scores = (scored,) if scored is not None else ()
+        self._outbox.put(request, Output((token,), text, scores, finish, made_s))
+        if finish is not None:
+            self._decode.finished(request)
+
+    def count(self, step: Step) -> None:
+        """Count one step; log and refresh the gauges every `decode_log_interval` steps."""
+        size = len(step.requests)
+        metrics = self._metrics
+        metrics.passes.add(mode="decode_none")
+        metrics.forward_seconds.add(step.ended_s - step.begun_s, category="decode")
+        metrics.realtime_tokens.add(size, mode="decode")
+        if self._steps == 0:
+            self._since_s = step.begun_s
+        self._steps += 1
+        self._tokens += size
+        if self._steps % self._settings.decode_log_interval:
+            return
+        self._throughput = self._tokens / max(step.ended_s - self._since_s, 1e-9)
+        self._tokens, self._since_s = 0, step.ended_s
+        gauges = self._write_gauges(step.ended_s)
+        log.info(
+            "%s",
+            batch_line(
+                "Decode batch",
+                {
+                    "#running-req": gauges.num_running_reqs,
+                    "#token": gauges.num_used_tokens,
+                    "token usage": round(gauges.token_usage, 2),
+                    "pre-allocated usage": round(self._preallocated(), 2),
+                    "#prealloc-req": gauges.num_decode_prealloc_queue_reqs,
+                    "#transfer-req": gauges.num_decode_transfer_queue_reqs,
+                    "#retracted-req": gauges.num_retracted_reqs,
+                    "cuda graph": False,
+                    "gen throughput (token/s)": round(self._throughput, 2),
+                    "#queue-req": gauges.num_queue_reqs,
+                },
+            ),
+        )
+
+    def idle(self, now_s: float, *, queued: bool) -> None:
+        """Nothing to compute: refresh the gauges when fully idle, and only then."""
+        self._tokens, self._since_s = 0, now_s
+        if not queued and now_s - self._gauges_s > IDLE_GAUGES_EVERY_S:
+            self._throughput = 0.0
+            self._write_gauges(now_s)
+
+    def _write_gauges(self, now_s: float) -> Gauges:
+        self._gauges_s = now_s
+        gauges = self.gauges()
+        self._metrics.write_gauges(gauges)
+        return gauges
+
+    def _preallocated(self) -> float:
+        tokens = sum(len(w.request.prompt) for w in list(self._decode.transfer.values()))
+        return tokens / self._model.cells
+
+    def pending_tokens(self) -> int:
+        """Prompt tokens whose KV is still to come."""
+        decode = self._decode
+        waiting = [*decode.prealloc, *(w.request for w in list(decode.transfer.values()))]
+        return sum(len(request.prompt) for request in waiting)
+
+    def gauges(self) -> Gauges:
+        """The present numbers; read from any thread."""
+        decode, cells = self._decode, self._model.cells
+        used, running = self._model.cells_used(), len(decode.running)
+        return Gauges(
+            num_running_reqs=running,
+            num_queue_reqs=0,
+            num_retracted_reqs=len(decode.retracted),
+            num_decode_prealloc_queue_reqs=len(decode.prealloc),
+            num_decode_transfer_queue_reqs=len(decode.transfer),
+            gen_throughput=self._throughput,
+            token_usage=used / cells,
+            full_token_usage=used / cells,
+            num_used_tokens=used,
+            kv_used_tokens=used,
+            kv_available_tokens=cells - used,
+            utilization=running / self._settings.max_running_requests,
+            max_total_num_tokens=cells,
+        )
+
+    def disaggregation(self) -> DisaggregationLoad:
+        """The `disaggregation` section of `/v1/loads`, live."""
+        decode = self._decode
+        return DisaggregationLoad(
+            mode="decode",
+            decode_prealloc_queue_reqs=len(decode.prealloc),
+            decode_transfer_queue_reqs=len(decode.transfer),
+            decode_retracted_queue_reqs=len(decode.retracted),
+        )
