@@ -29,13 +29,14 @@ CATALOGUE = {
     "peer_memory": {
         "leases": (
             "The default: an agent of a dead decode is gone, its rooms fail at once "
-            "(num_transfer_failed_reqs_total grows, the client gets an error), nothing stays held."
+            "(num_transfer_failed_reqs_total grows, clients get an error), nothing stays held."
         ),
         "stale": (
             "Per decode address the prefill keeps every agent that ever announced itself and picks "
             "one by hash of the room. After k decode-only restarts k of k+1 rooms are written to "
-            "the memory of a dead decode: their requests never end, num_prefill_inflight_queue_reqs "
-            "rises by one for each and never falls, until no slot is left and the pair is silent. "
+            "the memory of a dead decode: their requests never end, "
+            "num_prefill_inflight_queue_reqs rises by one for each and never falls, until no slot "
+            "is left and the pair is silent. "
             "Nothing is logged; /health is 200 everywhere. Restarting prefill and decode heals."
         ),
         "orphaned": (

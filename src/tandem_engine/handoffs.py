@@ -1,8 +1,9 @@
 """The prefill's side of every room: who asked for its KV, where it goes, and whether it was taken.
 
-A room takes one of a bounded number of slots when it leaves bootstrapping and holds it until the decode
-acknowledged its KV or the room failed. Under `leases` (`peers.py`) a room fails at once when its decode is
-gone or gives up; in the two historical kinds of memory only an acknowledgement frees a slot.
+A room takes one of a bounded number of slots when it leaves bootstrapping and holds it until the
+decode acknowledged its KV or the room failed. Under `leases` (`peers.py`) a room fails at once when
+its decode is gone or gives up; in the two historical kinds of memory only an acknowledgement frees
+a slot.
 
 For: agents, senders, room metadata, slots. On the scheduler's thread.
 Not for: requests, prompts and steps (`prefill.py`).
@@ -70,7 +71,7 @@ class Handoffs:
         tell: Callable[[str, ToDecode], None],
         failed: Callable[[int, str], None],
     ) -> None:
-        """`tell` sends to an agent's connection; `failed` hears of rooms that end by their decode."""
+        """`tell` sends to an agent; `failed` hears of rooms that end by their decode."""
         self._slots = slots
         self._memory = memory
         self._open_sender = open_sender
@@ -90,7 +91,7 @@ class Handoffs:
             try:
                 self._senders[message.agent] = self._open_sender(message.landing)
             except HandoffError as problem:
-                log.error("Cannot reach the landing of decode %s: %s", message.address, problem)
+                log.warning("Cannot reach the landing of decode %s: %s", message.address, problem)
                 return
         self._lose(self.peers.announce(message, time.monotonic()))
 
@@ -220,9 +221,10 @@ class Handoffs:
             self._tell(handoff.asked_by, RoomFailed(room, reason))
 
     def expire(self, now_s: float, early_s: float, waiting: Container[int]) -> None:
-        """Lose agents whose lease ran out, and metadata whose request never came (not in `waiting`).
+        """Lose agents whose lease ran out, and metadata whose request never came.
 
-        A room with both only waits for a slot: nothing times it out, as in SGLang.
+        A room whose request is in `waiting` only waits for a slot: nothing times it out, as in
+        SGLang.
         """
         self._lose(self.peers.expire(now_s))
         for room, handoff in list(self._asked.items()):
