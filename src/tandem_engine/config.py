@@ -74,7 +74,8 @@ class Settings:
     max_total_tokens: int = 8192
     context_length: int | None = None
     chunked_prefill_size: int = CHUNK_TOKENS_MAX
-    decode_log_interval: int = 40
+    decode_log_steps: int = 40
+    """`--decode-log-interval`."""
     num_reserved_decode_tokens: int = 512
     cuda_graph_max_bs: int | None = None
     disaggregation_max_inflight: int = 16
@@ -86,6 +87,7 @@ class Settings:
     def described(self) -> dict[str, object]:
         """The server arguments as `/server_info` and the start line give them."""
         shown: dict[str, object] = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown["decode_log_interval"] = shown.pop("decode_log_steps")
         shown |= {
             "tp_size": 1,
             "dp_size": 1,
@@ -152,7 +154,7 @@ def parser_of(mode: Mode, prog: str) -> argparse.ArgumentParser:
     add("--context-length", type=_at_least(16), help="longest sequence (default: the model's)")
     add("--chunked-prefill-size", type=_at_least(1, CHUNK_TOKENS_MAX), default=CHUNK_TOKENS_MAX,
         help="prompt tokens in one step (default: %(default)s)")  # fmt: skip
-    add("--decode-log-interval", type=_at_least(1), default=40,
+    add("--decode-log-interval", dest="decode_log_steps", type=_at_least(1), default=40,
         help="decode steps between log lines and gauge updates (default: %(default)s)")  # fmt: skip
     add("--num-reserved-decode-tokens", type=_at_least(1), default=512,
         help="cells a new sequence is admitted with beyond its prompt, at most (default: "

@@ -17,6 +17,9 @@ from tandem_engine.model import KvExhaustedError, KvMismatchError, Logits, Model
 _NO_SLOT: Final = 1
 """`llama_decode`: could not find a KV slot for the batch; nothing of it was applied."""
 
+_STATE_WORDS: Final = 4
+_STREAMS_MAX: Final = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class ContextSizes:
@@ -55,6 +58,7 @@ class Context:
             )
         self._check_sizes(sizes)
         self._memory: int = self._call.llama_get_memory(self._handle)
+        self._streams = sizes.sequences_max
         count = sizes.batch_tokens
         self._tokens = np.zeros(count, dtype=np.int32)
         self._positions = np.zeros(count, dtype=np.int32)
@@ -127,7 +131,7 @@ class Context:
 
     def set_state(self, sequence: int, blob: memoryview) -> None:
         """Replace one sequence's KV; raises `KvMismatchError` when the library refuses it."""
-        source = np.frombuffer(blob, dtype=np.uint8)
+        source = _restreamed(np.frombuffer(blob, dtype=np.uint8), self._streams)
         read: int = self._call.llama_state_seq_set_data(
             self._handle, source.ctypes.data, source.size, sequence
         )
@@ -170,3 +174,26 @@ class Context:
                     f"llama.cpp made {name} {got} where {at_least} was asked; the struct layout "
                     "does not fit the pinned library"
                 )
+
+
+def _restreamed(blob: NDArray[np.uint8], streams: int) -> NDArray[np.uint8]:
+    """The state of one sequence as a context with another number of streams writes it.
+
+    Layout, as seen at the pinned build: magic, sequence, number of streams, then per stream a count
+    of cells and the cells, all but one of them empty. The two sides of a hand-off need not have
+    equal `sequences_max`. What does not look like this is left as it is, for the library to refuse.
+    """
+    if blob.size < 4 * _STATE_WORDS:
+        return blob
+    there = int(blob[8:12].view(np.uint32)[0])
+    if there == streams or not 0 < there <= _STREAMS_MAX or blob.size < 4 * (3 + there):
+        return blob
+    counts = blob[12 : 12 + 4 * there].view(np.uint32)
+    filled = np.flatnonzero(counts)
+    if not filled.size:
+        return blob
+    before = int(filled[0])
+    cells = blob[12 + 4 * before : blob.size - 4 * (there - 1 - before)]
+    head = np.array([streams], dtype=np.uint32).view(np.uint8)
+    rest = np.zeros(4 * (streams - 1), dtype=np.uint8)
+    return np.concatenate([blob[:8], head, cells, rest])

@@ -166,6 +166,11 @@ class Decode:
     def flush_cache(self) -> None:
         """A decode keeps no prefixes."""
 
+    @property
+    def slots_held(self) -> int:
+        """Landing slots in use."""
+        return len(self.transfer) + len(self._given_up) + len(self._landed)
+
     def requests(self) -> list[Request]:
         """Every request that is in a queue or runs."""
         return [

@@ -91,7 +91,7 @@ class Prefill:
 
     def abort(self, rid: str, *, everything: bool = False) -> None:
         """A client left, or asked for an abort by (the beginning of) its request id."""
-        for request in list(self._requests()):
+        for request in list(self.requests()):
             if everything or request.rid.startswith(rid):
                 self.left(request)
 
@@ -105,7 +105,7 @@ class Prefill:
         """A room ended by its decode: tell the client and forget the request."""
         request = self._bootstrap.get(room) or self._inflight.get(room)
         if request is None:
-            request = next((r for r in self._requests() if r.room == room and not r.fake), None)
+            request = next((r for r in self.requests() if r.room == room and not r.fake), None)
         if request is None or not request.live:
             return
         what = "bootstrap" if request.phase is Phase.BOOTSTRAP else "transfer"
@@ -126,7 +126,8 @@ class Prefill:
 
     _flush = False
 
-    def _requests(self) -> list[Request]:
+    def requests(self) -> list[Request]:
+        """Every request that is in a queue or runs."""
         return [
             *self._bootstrap.values(), *self._waiting, *self._running, *self._computed,
             *self._inflight.values(),

@@ -51,6 +51,10 @@ class Role(Protocol):
         """Prompt tokens that wait."""
         ...
 
+    def held(self) -> dict[str, int]:
+        """What is held for requests: all zero when idle."""
+        ...
+
 
 class PrefillRole:
     """The prefill: a rank that listens, and the rooms of its decodes."""
@@ -92,6 +96,15 @@ class PrefillRole:
         if self._rank is not None:
             self._rank.close()
         self._handoffs.close()
+
+    def held(self) -> dict[str, int]:
+        """What is held for requests: all zero when idle."""
+        return {
+            "slots": self._handoffs.held,
+            "metadata": self._handoffs.asked,
+            "sequences": self.phase.sequences.held,
+            "queued": len(self.phase.requests()),
+        }
 
     def _failed(self, room: int, reason: str) -> None:
         self.phase.failed(room, reason)
@@ -150,3 +163,12 @@ class DecodeRole:
         self._links.close()
         if clean:
             self._landing.close()
+
+    def held(self) -> dict[str, int]:
+        """What is held for requests: all zero when idle."""
+        return {
+            "slots": self.phase.slots_held,
+            "sequences": self.phase.sequences.held,
+            "cells": self.phase.sequences.cells_held,
+            "queued": len(self.phase.requests()),
+        }

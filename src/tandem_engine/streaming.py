@@ -65,7 +65,7 @@ class Streaming:
             self._since_s = step.begun_s
         self._steps += 1
         self._tokens += size
-        if self._steps % self._settings.decode_log_interval:
+        if self._steps % self._settings.decode_log_steps:
             return
         self._throughput = self._tokens / max(step.ended_s - self._since_s, 1e-9)
         self._tokens, self._since_s = 0, step.ended_s

@@ -36,7 +36,6 @@ from tandem_engine.wire import FAKE_BOOTSTRAP_HOST, Load, MemoryLoad, QueueLoad,
 log = logging.getLogger(__name__)
 SGLANG_ERA = "0.5.23"
 CONTEXT_LENGTH = 2048
-KEPT_PREFIXES = 24
 REQUESTS_MAX = 4096
 """More requests than this at a time are refused with 503."""
 STOP_S = 2.0
@@ -104,6 +103,7 @@ class Worker:
                 "bootstrap", settings.disaggregation_bootstrap_port
             ),
         )
+        self._killed = False
         self._rank_port = ports.get("rank", 0)
         self.metrics = Metrics(settings.served_model_name, settings.disaggregation_mode)
         self._bootstrap = Bootstrap() if prefill else None
@@ -126,7 +126,7 @@ class Worker:
         self._serve(Api(self).app, "api")
         settings = self.settings
         prefill = settings.disaggregation_mode == "prefill"
-        sequences = settings.max_running_requests + 1 + (KEPT_PREFIXES if prefill else 0)
+        sequences = settings.max_running_requests + 1
         context = min(settings.context_length or CONTEXT_LENGTH, settings.max_total_tokens)
         try:
             self.model = await asyncio.to_thread(
@@ -189,7 +189,8 @@ class Worker:
 
     async def kill(self, *, clean: bool = False) -> None:
         """End at once, as a killed process would; `clean` also removes the landing's memory."""
-        if hasattr(self, "_role"):
+        if hasattr(self, "_scheduler") and not self._killed:
+            self._killed = True
             await asyncio.to_thread(self._scheduler.stop)
             await asyncio.to_thread(self._role.close, clean=clean)
             self.model.close()
@@ -285,6 +286,10 @@ class Worker:
                 self.timeouts.health_s,
             )
         return False
+
+    def held(self) -> dict[str, int]:
+        """What is held for requests now, by name: all zero when the worker is idle."""
+        return {"rooms": len(self.rooms), "requests": len(self._active)} | self._role.held()
 
     # --- What the info routes show ---
 
