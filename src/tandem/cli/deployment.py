@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from tandem.cli import complete
 from tandem.cli.help import DEPLOYMENT, Config, Json, examples
 from tandem.cli.screen import Screen
 
@@ -98,7 +99,10 @@ def status(config: Config = None, json: Json = False) -> None:
 
 
 def restart(
-    member: Annotated[str, typer.Argument(metavar="MEMBER", help="Whom to restart.")],
+    member: Annotated[
+        str,
+        typer.Argument(metavar="MEMBER", help="Whom to restart.", autocompletion=complete.members),
+    ],
     force: Annotated[bool, typer.Option("--force", help="Do it although it may hurt.")] = False,
     why: Annotated[
         str | None,

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tandem.cli import complete
+
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -31,6 +33,7 @@ Folder = Annotated[
     typer.Argument(
         metavar="INCIDENT",
         help="An incident's folder or id, or `latest`.",
+        autocompletion=complete.incidents,
         show_default=False,
     ),
 ]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from tandem.cli import complete
 from tandem.cli.help import MEMORY, Config, Folder, Json, examples
 from tandem.cli.screen import Screen
 
@@ -44,7 +45,7 @@ def incidents(context: typer.Context, config: Config = None, json: Json = False)
 
 def listing(config: Config = None, json: Json = False) -> None:
     """List every incident, newest first."""
-    from tandem.cli.sealed import incident_folders, incidents_home
+    from tandem.cli.folders import incident_folders, incidents_home
     from tandem.cli.show.incident import incidents_view
     from tandem.store import load_records
 
@@ -66,7 +67,10 @@ def show(incident: Folder = "latest", config: Config = None, json: Json = False)
 
 def failures(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The failure to read about.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="The failure to read about.", autocompletion=complete.failures
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

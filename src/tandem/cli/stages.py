@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from tandem.cli import complete
 from tandem.cli.help import STAGES, Config, Folder, Hunch, Json, examples
 from tandem.cli.screen import Screen
 from tandem.errors import NotProvenError, RefusedError, WorldError
@@ -90,7 +91,12 @@ def diagnose(
     hunch: Hunch = None,
     why: Annotated[
         str | None,
-        typer.Option("--why", metavar="MODE", help="Show one mode's tests and evidence."),
+        typer.Option(
+            "--why",
+            metavar="MODE",
+            help="Show one mode's tests and evidence.",
+            autocompletion=complete.failures,
+        ),
     ] = None,
     config: Config = None,
     json: Json = False,
