@@ -21,7 +21,10 @@ FUNCTION_LINES_STOP = 60
 COLUMNS_STOP = 100
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"})
 
-PURE_NAMES = ("errors", "records", "facts", "failures", "detect", "diagnose", "plan", "report")
+PURE_NAMES = (
+    *("errors", "records", "facts", "signs", "failures"),
+    *("detect", "diagnose", "plan", "report"),
+)
 """The modules of `tandem` that judge, or hold what is judged; `.importlinter` lists them too."""
 PURE = re.compile(rf"src/tandem/({'|'.join(PURE_NAMES)})(\.py|/.*\.py)")
 

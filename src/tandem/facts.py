@@ -5,6 +5,7 @@ flat, what never reached zero). Not for: judging, I/O, or the time of day: `now`
 """
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -28,6 +29,10 @@ class Reading(NamedTuple):
 
     value: float
     evidence: tuple[int, ...]
+
+
+def _when(sample: Sample) -> float:
+    return sample.at
 
 
 def _number(value: Value) -> float | None:
@@ -63,10 +68,24 @@ class Facts:
             rows.sort(key=lambda seen: (seen.at, seen.id))
         self._index = dict(index)
         self._by_id: dict[int, Observation] | None = None
+        self._numbers: dict[tuple[Key, str | None], list[Sample]] = {}
+        self._until = float("inf")
+
+    def at(self, moment: float) -> "Facts":
+        """The same facts as they stood at an earlier moment: nothing later is seen."""
+        view = Facts(self.deployment, (), now=moment, traits=self.traits)
+        view.changes = tuple(change for change in self.changes if change.at <= moment)
+        view._index = self._index
+        view._numbers = self._numbers
+        view._until = moment
+        return view
 
     def rows(self, subject: str, name: str, label: str = "") -> list[Observation]:
         """Every observation of one thing, oldest first, those that saw nothing included."""
-        return self._index.get((subject, name, label), [])
+        rows = self._index.get((subject, name, label), [])
+        if not rows or rows[-1].at <= self._until:
+            return rows
+        return rows[: bisect_right(rows, self._until, key=lambda seen: seen.at)]
 
     def labels(self, subject: str, name: str) -> tuple[str, ...]:
         """The labels under which a name was observed of a subject, sorted."""
@@ -88,15 +107,30 @@ class Facts:
         return next((seen for seen in reversed(rows) if seen.missing is None), None)
 
     def numbers(
-        self, subject: str, name: str, label: str = "", *, since: float | None = None
+        self,
+        subject: str,
+        name: str,
+        label: str = "",
+        *,
+        since: float | None = None,
+        source: str | None = None,
     ) -> list[Sample]:
-        """The numeric samples of a thing at or after `since`, oldest first."""
-        start = float("-inf") if since is None else since
-        return [
-            Sample(seen.at, number, seen.id)
-            for seen in self.rows(subject, name, label)
-            if seen.at >= start and (number := _number(seen.value)) is not None
-        ]
+        """The numeric samples of a thing at or after `since`, oldest first.
+
+        `source` keeps those of one collector: a gauge by `loads` is live, one by `metrics` may be
+        frozen (sglang-pd-protocol, freshness of gauges).
+        """
+        key = ((subject, name, label), source)
+        samples = self._numbers.get(key)
+        if samples is None:
+            samples = [
+                Sample(seen.at, number, seen.id)
+                for seen in self._index.get(key[0], ())
+                if source in (None, seen.source) and (number := _number(seen.value)) is not None
+            ]
+            self._numbers[key] = samples
+        first = 0 if since is None else bisect_left(samples, since, key=_when)
+        return samples[first : bisect_right(samples, self._until, key=_when)]
 
     def floor(self, subject: str, name: str, label: str = "", *, window_s: float) -> Reading | None:
         """The lowest number over the last `window_s`; None when the window is not covered.

@@ -1,0 +1,115 @@
+"""A member that is away: its process is gone, or nothing it serves answers.
+
+For: `member-down`. Not for: a member that is being restarted or is still starting, nor for one
+that answers but makes no progress (`stall`).
+"""
+
+from tandem import signs
+from tandem.detect.candidate import Candidate, client, server
+from tandem.facts import Facts
+from tandem.records import Member, Role, Thresholds, Witness
+from tandem.records import vocabulary as v
+
+STARTING_S = 60.0
+"""A process this young may still be loading its model."""
+HTTP_NAMES = {
+    Role.ROUTER: (v.ROUTER_REQUESTS_TOTAL, v.WORKER_HEALTHY, v.ROUTER_ACTIVE_REQS),
+    Role.PREFILL: (v.HEALTH_STATUS, v.INFLIGHT_QUEUE_REQS, v.RUNNING_REQS, v.REQUESTS_TOTAL),
+    Role.DECODE: (v.HEALTH_STATUS, v.TRANSFER_QUEUE_REQS, v.RUNNING_REQS, v.REQUESTS_TOTAL),
+}
+"""Observations that only an answer over HTTP can bring."""
+HTTP_SOURCES = ("health", "loads", "metrics", "router", "server_info")
+
+
+def away(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
+    """Every member that is down at this moment."""
+    members = facts.deployment.members
+    return [found for one in members if (found := _down(facts, one, thresholds))]
+
+
+def _down(facts: Facts, member: Member, thresholds: Thresholds) -> Candidate | None:
+    answered_at, refusals, why = _asked(facts, member)
+    gone = _gone(facts, member.name)
+    life = facts.incarnation(member.name)
+    if not gone and (life is None or facts.now - life.started_at < STARTING_S):
+        # Without a process in sight, silence over HTTP may be a wrong address or our own network.
+        return None
+    quiet_since = max(answered_at, refusals[0][0] if refusals else float("-inf"))
+    silent_s = facts.now - quiet_since if refusals else 0.0
+    if gone:
+        gone_s = facts.now - gone[0]
+        if gone_s < thresholds.down_s or answered_at > gone[0]:
+            return None
+        onset_at = gone[0]
+        statement = f"the process of {member.name} has been gone for {gone_s:.0f} s"
+        witnesses = [server(statement, gone[1])]
+    elif silent_s >= thresholds.down_s and len(refusals) >= 3:
+        onset_at = quiet_since
+        statement = f"the process of {member.name} lives but answers nothing"
+        alive = facts.latest(member.name, v.ALIVE)
+        witnesses = [server(statement, (alive.id,) if alive else ())]
+    else:
+        return None
+    if refusals:
+        said = f"{member.url} has not answered for {silent_s:.0f} s ({why})"
+        cited = (refusals[0][1], refusals[-1][1])
+        witnesses.insert(0, client(said, cited))
+    unrouted = _unrouted(facts, member)
+    if unrouted is not None:
+        witnesses.append(unrouted)
+    return Candidate(
+        kind="member-down",
+        subject=member.name,
+        members=(member.name,),
+        onset_at=onset_at,
+        summary=f"{member.name} is down: {' and '.join(one.statement for one in witnesses)}",
+        witnesses=tuple(witnesses),
+    )
+
+
+def _asked(facts: Facts, member: Member) -> tuple[float, list[tuple[float, int]], str]:
+    """When it last answered over HTTP, every failed ask since then, and the last reason."""
+    rows = [
+        seen
+        for name in HTTP_NAMES[member.role]
+        for label in facts.labels(member.name, name) or ("",)
+        for seen in facts.rows(member.name, name, label)
+        if seen.source in HTTP_SOURCES
+    ]
+    answered_at = max((s.at for s in rows if s.missing is None), default=float("-inf"))
+    failed = sorted((s.at, s.id, s.missing or "") for s in rows if s.missing and s.at > answered_at)
+    return answered_at, [(at, cite) for at, cite, _ in failed], failed[-1][2] if failed else ""
+
+
+def _gone(facts: Facts, member: str) -> tuple[float, tuple[int, ...]] | None:
+    """Since when the process collector sees no process, or a zombie; None when it lives."""
+    rows = facts.rows(member, v.ALIVE)
+    if not rows or rows[-1].value is not False:
+        return _zombie(facts, member)
+    first = rows[-1]
+    for seen in reversed(rows):
+        if seen.value is True:
+            break
+        if seen.value is False:
+            first = seen
+    return first.at, (first.id, rows[-1].id)
+
+
+def _zombie(facts: Facts, member: str) -> tuple[float, tuple[int, ...]] | None:
+    rows = facts.rows(member, v.PROCESS_STATE)
+    if not rows or rows[-1].value != "Z":
+        return None
+    first = rows[-1]
+    for seen in reversed(rows):
+        if seen.value != "Z":
+            break
+        first = seen
+    return first.at, (first.id, rows[-1].id)
+
+
+def _unrouted(facts: Facts, member: Member) -> Witness | None:
+    for router in facts.deployment.of(Role.ROUTER):
+        seen = facts.latest(router.name, v.WORKER_HEALTHY, member.name)
+        if seen is not None and seen.value is False and facts.now - seen.at < signs.LOOK_FRESH_S:
+            return client(f"{router.name} counts {member.name} as unhealthy", (seen.id,))
+    return None

@@ -1,0 +1,71 @@
+"""A router that disagrees with its engines: routed requests hang while direct ones complete.
+
+For: `router-disagrees`. Not for: a router that is down (`down`), or a stalled path (`stall`).
+"""
+
+from tandem import signs
+from tandem.detect.candidate import Candidate, client, server
+from tandem.detect.waiting import PROBE_FRESH_S, completed_probe
+from tandem.facts import Facts
+from tandem.records import Member, Observation, Role, Thresholds
+from tandem.records import vocabulary as v
+
+MISSES_MIN = 2
+"""Routed probes that must go wrong in a row: one may have met a blip that is over."""
+
+
+def disagreements(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
+    """Every router that holds or refuses what its engines would serve."""
+    routers = facts.deployment.of(Role.ROUTER)
+    return [found for one in routers if (found := _disagrees(facts, one, thresholds))]
+
+
+def _disagrees(facts: Facts, router: Member, thresholds: Thresholds) -> Candidate | None:
+    misses = _misses(facts, router.name)
+    if len(misses) < MISSES_MIN or facts.now - misses[-1].at > PROBE_FRESH_S:
+        return None
+    life = facts.incarnation(router.name)
+    if life is not None and facts.now - life.started_at < signs.STARTED_LATELY_S:
+        return None
+    cells = facts.deployment.cells()
+    direct = [completed_probe(facts, cell.subject, misses[0].at) for cell in cells]
+    served = [seen for seen in direct if seen is not None and seen.at >= misses[-1].at - 10.0]
+    if not cells or len(served) < len(cells):
+        return None
+    engines = (*facts.deployment.of(Role.PREFILL), *facts.deployment.of(Role.DECODE))
+    cited: list[int] = []
+    for engine in engines:
+        for name, _ in signs.QUEUES[engine.role]:
+            low = signs.floor(facts, engine.name, name, thresholds.floor_s)
+            if low is not None and low.value > 0:
+                return None
+            cited.extend(low.evidence if low else ())
+    if not cited:
+        return None
+    said = (
+        f"{len(misses)} probes in a row through {router.name} got no answer ({misses[-1].value}) "
+        f"while direct probes of every path completed"
+    )
+    idle = "no engine holds a request: every queue was empty"
+    return Candidate(
+        kind="router-disagrees",
+        subject=router.name,
+        members=(router.name,),
+        onset_at=misses[0].at,
+        summary=f"{router.name} disagrees with its engines: {said}, and {idle}",
+        witnesses=(
+            client(said, (*(s.id for s in misses), *(s.id for s in served))),
+            server(idle, tuple(cited)),
+        ),
+    )
+
+
+def _misses(facts: Facts, router: str) -> list[Observation]:
+    """The probes through a router that went wrong since the last that completed."""
+    misses: list[Observation] = []
+    for seen in reversed(facts.rows(router, v.PROBE)):
+        if seen.value == "completed":
+            break
+        if seen.value in ("late", "stuck", "failed"):
+            misses.insert(0, seen)
+    return misses

@@ -1,0 +1,275 @@
+"""Stalls of a path: nothing completes (silent), or some hand-offs hang while others flow (partial).
+
+For: the two rules, each with a server-side and a client-side (or second process's) witness.
+Not for: naming the cause. What is *not* a stall: idle (nothing held), a burst (completions move),
+a long prefill (progress moves by whole chunks), a cold start, a member that is away.
+"""
+
+from typing import NamedTuple
+
+from tandem import signs
+from tandem.detect.candidate import Candidate, server
+from tandem.detect.waiting import client_of, completed_probe, overdue_probe
+from tandem.facts import Facts, Reading
+from tandem.records import Path, Role, Thresholds, Witness
+from tandem.records import vocabulary as v
+
+BUSY_PATIENCE = 3.0
+"""How much longer a process that computes may show no progress: one forward step can be long."""
+COLD_S = 60.0
+"""A process this young that never completed anything and computes is still compiling."""
+SLOW_TRANSFERS = 5.0
+"""A hand-off is overdue only past this many mean durations of those that completed."""
+STRETCHES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Windows tried for a partial stall, in `partial_floor_s`: busier paths need longer looks."""
+CHANCE_MAX = 1e-9
+"""A floor likelier than this under Little's law is traffic: at 1 Hz one false look in 30 years."""
+BURSTY = 2.0
+"""Real arrivals are burstier than Poisson: the mean in flight is taken this much larger."""
+ORPHANED = 5.0
+"""How many `partial_floor_s` a hand-off may be held that no decode and no client knows of:
+longer than the leases engines are known to use (30 s)."""
+
+
+class _Pinned(NamedTuple):
+    """A queue that never emptied: what to say of it, when it last was empty, and the evidence."""
+
+    said: str
+    rose_at: float
+    evidence: tuple[int, ...]
+
+
+def stalls(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
+    """Every stall at this moment, one per cause: a silent one swallows the partial ones it is."""
+    silent = [
+        found for cell in facts.deployment.cells() if (found := _silent(facts, cell, thresholds))
+    ]
+    if silent:
+        return [_joined(facts, silent)]
+    prefills = facts.deployment.of(Role.PREFILL)
+    return [found for one in prefills if (found := _partial(facts, one.name, thresholds))]
+
+
+def settled_at(facts: Facts, member: str) -> float | None:
+    """When the present life of a member first answered; None when it has not yet.
+
+    From then on it can be judged: what was seen while it was away or starting is no stall.
+    """
+    life = facts.incarnation(member)
+    started_at = float("-inf") if life is None else life.started_at
+    asked = facts.rows(member, v.HEALTH_STATUS)
+    healthy = next((s.at for s in asked if s.value == 200 and s.at > started_at), None)
+    known = signs.QUEUES[Role.PREFILL] + signs.QUEUES[Role.DECODE]
+    answered = [
+        samples[0].at
+        for name, _ in known
+        if (samples := facts.numbers(member, name, since=started_at, source=signs.LIVE))
+    ]
+    if not answered or (asked and healthy is None):
+        return None
+    return max(min(answered), healthy or float("-inf"))
+
+
+def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> Candidate | None:
+    """Requests are held, nothing completes on either engine, and a client waits."""
+    members = (cell.prefill, cell.decode)
+    typical_s = signs.transfer_s(facts, cell.prefill)
+    floor_s = max(thresholds.floor_s, SLOW_TRANSFERS * typical_s)
+    window_s = max(floor_s, thresholds.flat_s)
+    if not _settled(facts, members, window_s):
+        return None
+    pinned = _pinned(facts, cell, floor_s)
+    probe = overdue_probe(facts, cell.subject)
+    if not pinned and probe is None:
+        return None
+    if completed_probe(facts, cell.subject, facts.now - thresholds.flat_s) is not None:
+        return None
+    still = [_still(facts, member, thresholds.flat_s) for member in members]
+    waits = client_of(facts, cell, thresholds)
+    if waits is None or any(one is None for one in still):
+        return None
+    flat = tuple(cite for one in still if one is not None for cite in one.evidence)
+    held = [one.said for one in pinned]
+    rises = [one.rose_at for one in pinned]
+    if probe is not None and not pinned:
+        held = [f"the probe of {cell.subject} is {probe.value}"]
+        rises = [probe.at - thresholds.probe_deadline_s]
+    moved = [one.at for member in members if (one := signs.last_moved(facts, member))]
+    onset_at = max([min(rises), *moved])
+    silence = server(
+        f"{_and(held)}; no hand-off and no request completed on {cell.prefill} or {cell.decode} "
+        f"for {facts.now - onset_at:.0f} s and no token was computed beyond health checks",
+        (*(cite for one in pinned for cite in one.evidence), *flat),
+    )
+    summary = f"nothing completes on {cell.subject}: {_and(held)}, {waits.statement}"
+    return Candidate(
+        kind="silent-stall",
+        subject=cell.subject,
+        members=members,
+        onset_at=onset_at,
+        summary=summary + _health(facts, members, onset_at),
+        witnesses=(waits, silence),
+    )
+
+
+def _settled(facts: Facts, members: tuple[str, ...], window_s: float) -> bool:
+    since = [settled_at(facts, member) for member in members]
+    return all(at is not None and facts.now - at >= window_s for at in since)
+
+
+def _pinned(facts: Facts, cell: Path, floor_s: float) -> list[_Pinned]:
+    """Each queue of the two engines that never emptied."""
+    found = []
+    for member, role in ((cell.prefill, Role.PREFILL), (cell.decode, Role.DECODE)):
+        for name, label in signs.QUEUES[role]:
+            low = signs.floor(facts, member, name, floor_s)
+            rose = signs.risen(facts, member, name)
+            if low is None or low.value < 1 or rose is None:
+                continue
+            since = signs.risen(facts, member, name, low.value) or rose
+            said = (
+                f"{member}'s {label} was never below {low.value:.0f} "
+                f"in the last {facts.now - since.at:.0f} s"
+            )
+            found.append(_Pinned(said, rose.at, low.evidence))
+    return found
+
+
+def _still(facts: Facts, member: str, flat_s: float) -> Reading | None:
+    """Proof that an engine made no progress; None when it did, or when that is not known."""
+    done = signs.completed(facts, member, flat_s)
+    extra = signs.beyond_health(facts, member, flat_s)
+    if done is None or extra is None or done.value > 0 or extra.value > 0:
+        return None
+    tokens = signs.grown(facts, member, v.PROGRESS_TOKENS_TOTAL, flat_s)
+    used = signs.busy(facts, member, flat_s)
+    computing = used is not None and used.value >= signs.BUSY_CPU
+    if computing and tokens is not None and tokens.value == 0:
+        # It computes and not even a health check gets through: one long step looks like this.
+        return _still_though_busy(facts, member, BUSY_PATIENCE * flat_s)
+    cited = (*done.evidence, *extra.evidence, *(used.evidence if used else ()))
+    return Reading(flat_s, cited)
+
+
+def _still_though_busy(facts: Facts, member: str, flat_s: float) -> Reading | None:
+    done = signs.completed(facts, member, flat_s)
+    extra = signs.beyond_health(facts, member, flat_s)
+    if done is None or extra is None or done.value > 0 or extra.value > 0:
+        return None
+    life = facts.incarnation(member)
+    ever = facts.numbers(member, v.REQUESTS_TOTAL)
+    young = life is not None and facts.now - life.started_at < COLD_S
+    if young and (not ever or ever[-1].value == 0):
+        return None
+    return Reading(flat_s, (*done.evidence, *extra.evidence))
+
+
+def _health(facts: Facts, members: tuple[str, ...], since: float) -> str:
+    """How `/health` answered meanwhile, as the end of a sentence."""
+    rows = [s for name in members for s in facts.rows(name, v.HEALTH_STATUS) if s.at >= since]
+    good = sum(seen.value == 200 for seen in rows)
+    if not good:
+        return ""
+    return f", while /health answered 200 in {good} of {len(rows)} looks"
+
+
+def _joined(facts: Facts, silent: list[Candidate]) -> Candidate:
+    """Several silent cells as one: named by the member they share, or by the deployment."""
+    if len(silent) == 1:
+        return silent[0]
+    first = min(silent, key=lambda one: (one.onset_at, one.subject))
+    shared = set(silent[0].members).intersection(*(one.members for one in silent))
+    subject = min(shared) if len(shared) == 1 else facts.deployment.name
+    members = tuple(dict.fromkeys(name for one in silent for name in one.members))
+    return Candidate(
+        kind=first.kind,
+        subject=subject,
+        members=members,
+        onset_at=first.onset_at,
+        summary=f"{len(silent)} paths are silent; the first: {first.summary}",
+        witnesses=first.witnesses,
+    )
+
+
+def _partial(facts: Facts, prefill: str, thresholds: Thresholds) -> Candidate | None:
+    """Some hand-offs of a prefill hang: more than traffic explains, and another process agrees."""
+    typical_s = signs.transfer_s(facts, prefill)
+    for times in STRETCHES:
+        window_s = max(thresholds.partial_floor_s, SLOW_TRANSFERS * typical_s) * times
+        held = _unexplained(facts, prefill, window_s)
+        if held is None:
+            continue
+        decodes = [one.name for one in facts.deployment.of(Role.DECODE)]
+        sure = [
+            (name, other)
+            for name in decodes
+            if _settled(facts, (prefill, name), window_s)
+            and (other := _other_side(facts, prefill, name, window_s, thresholds))
+        ]
+        if sure:
+            return _hanging(facts, prefill, sure, held)
+    return None
+
+
+def _unexplained(facts: Facts, prefill: str, window_s: float) -> Reading | None:
+    """The inflight floor over the window, when Little's law does not account for it."""
+    low = signs.floor(facts, prefill, v.INFLIGHT_QUEUE_REQS, window_s)
+    if low is None or low.value < 1:
+        return None
+    mean = signs.explained(facts, prefill, window_s)
+    # Looks closer together than one hand-off takes see the same hand-offs again.
+    looks = window_s / max(1.0, signs.transfer_s(facts, prefill))
+    likely = signs.chance(low.value, BURSTY * mean, looks)
+    return low if likely <= CHANCE_MAX else None
+
+
+def _other_side(
+    facts: Facts, prefill: str, decode: str, window_s: float, thresholds: Thresholds
+) -> Witness | None:
+    """Who else knows that hand-offs to this decode hang."""
+    probe = overdue_probe(facts, f"{prefill}>{decode}")
+    if probe is not None:
+        said = f"the probe of {prefill}>{decode} got no answer ({probe.value})"
+        return Witness(side="client", statement=said, evidence=(probe.id,))
+    waiting = signs.floor(facts, decode, v.TRANSFER_QUEUE_REQS, window_s)
+    if waiting is None:
+        return None
+    if waiting.value > 0:
+        return server(
+            f"{decode} has waited for {waiting.value:.0f} or more hand-offs for {window_s:.0f} s",
+            waiting.evidence,
+        )
+    if window_s >= ORPHANED * thresholds.partial_floor_s:
+        return server(
+            f"{decode} waits for none of them: its transfer queue was empty within the last "
+            f"{window_s:.0f} s",
+            waiting.evidence,
+        )
+    return None
+
+
+def _hanging(
+    facts: Facts, prefill: str, sure: list[tuple[str, Witness]], held: Reading
+) -> Candidate:
+    decodes = [name for name, _ in sure]
+    subject = f"{prefill}>{decodes[0]}" if len(decodes) == 1 else prefill
+    rose = signs.risen(facts, prefill, v.INFLIGHT_QUEUE_REQS)
+    onset_at = facts.now if rose is None else rose.at
+    moved = facts.growth(prefill, v.TRANSFERS_TOTAL, since=onset_at)
+    others = "" if moved is None else f" while {moved.value:.0f} others completed"
+    statement = (
+        f"{prefill}'s inflight queue was never below {held.value:.0f} "
+        f"in the last {facts.now - onset_at:.0f} s{others}"
+    )
+    return Candidate(
+        kind="partial-stall",
+        subject=subject,
+        members=(prefill, *decodes),
+        onset_at=onset_at,
+        summary=f"some hand-offs on {subject} never end: {statement}, and {sure[0][1].statement}",
+        witnesses=(sure[0][1], server(statement, held.evidence)),
+    )
+
+
+def _and(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
