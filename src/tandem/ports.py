@@ -6,7 +6,7 @@ Not for: any implementation.
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from tandem.errors import RefusedError
@@ -202,7 +202,16 @@ class Mode:
     tests: tuple[Callable[[Facts, str], TestResult], ...]
     """Each asks one thing of the facts about one subject (a path or a member)."""
     aliases: tuple[str, ...] = ()
-    """Words an operator may use for it; matched against a hunch."""
+    """Names an operator may use for it or for one of its mechanisms, in kebab case; matched
+    against a hunch, which is then answered under that name."""
+    components: tuple[str, ...] = ()
+    """What the failure runs through, in the words of `Change.touches`; empty when anything may
+    cause it, so that no change is cleared by a table alone."""
+    mechanisms: Mapping[str, str] = field(default_factory=dict)
+    """Alias to the name of the one test that speaks of that narrower mechanism alone: when the
+    test contradicts, a hunch by that alias is ruled out even while the mode is not."""
+    version: str = ""
+    """A hash of the code it is made of; part of a diagnosis's knowledge version."""
     split: Callable[[Facts, str], tuple[str | None, TestResult | None]] | None = None
     """A narrower name when evidence splits the family, with the test that did it."""
     implicates: Callable[[Facts, Change], TestResult | None] | None = None

@@ -1,8 +1,8 @@
 """Timelines of a deployment, painted second by second: the facts that judgement is tested on.
 
-A `Scene` holds a deployment (1 prefill, 1 decode, a router unless told otherwise) and a state; `run`
-lets seconds pass and paints what every collector would have seen of that state. Not a simulator:
-nothing here follows from anything else except counters, which grow at the rates given.
+A `Scene` holds a deployment (1 prefill, 1 decode, a router unless told otherwise) and a state;
+`run` lets seconds pass and paints what every collector would have seen of that state. Not a
+simulator: nothing here follows from anything else except counters, which grow at the rates given.
 """
 
 from collections.abc import Callable
@@ -246,9 +246,7 @@ class Scene:
     def change(self, subject: str, what: str, touches: str, *, kind: str = "env") -> "Scene":
         """Note a configuration change in the ledger."""
         self.changes.append(
-            Change(
-                at=self.now, subject=subject, kind=kind, what=what, after="1", touches=touches
-            )
+            Change(at=self.now, subject=subject, kind=kind, what=what, after="1", touches=touches)
         )
         return self
 
@@ -260,9 +258,7 @@ class Scene:
         numbered = [_with_id(one, number) for number, one in enumerate(seen, start=1)]
         changes = [_with_id(one, number) for number, one in enumerate(self.changes, start=1)]
         traits = [_with_id(one, number) for number, one in enumerate(self.traits, start=1)]
-        return Facts(
-            self.deployment, numbered, now=self.now, changes=changes, traits=traits
-        )
+        return Facts(self.deployment, numbered, now=self.now, changes=changes, traits=traits)
 
 
 def _with_id(record: Row, number: int) -> Row:
@@ -288,7 +284,7 @@ def flow(scene: Scene, rate: float = 2.0) -> Scene:
         engine.health, engine.forwards = 200, True
     scene.offered = scene.answered = rate
     scene.active = lambda second: float(second % 3 == 0)
-    scene.probes = {subject: "completed" for subject in scene.probes}
+    scene.probes = dict.fromkeys(scene.probes, "completed")
     return scene
 
 
@@ -307,7 +303,7 @@ def silence(scene: Scene, held: int = 8) -> Scene:
     scene.prefill.queues = {"inflight": held, "bootstrap": 2}
     scene.decode.queues = {"transfer": held, "prealloc": 2}
     scene.offered, scene.active = 0.0, float(held + 2)
-    scene.probes = {subject: "stuck" for subject in scene.probes}
+    scene.probes = dict.fromkeys(scene.probes, "stuck")
     return scene
 
 
