@@ -20,6 +20,7 @@ from tandem.records.diagnosis import (
     RuledOut,
     TestResult,
 )
+from tandem.records.event import Event
 from tandem.records.finding import Finding, Thresholds, Witness
 from tandem.records.incident import Incident, ReportRef, Seal
 from tandem.records.observation import Observation, Trait, Value
@@ -27,6 +28,8 @@ from tandem.records.outcome import Intent, Outcome
 from tandem.records.plan import Plan, Policy, RefusedRung, Step
 from tandem.records.record import Record
 from tandem.records.settings import (
+    ENGINE_VARIABLES,
+    STATE_FOLDER,
     EvidenceSettings,
     ProbeSettings,
     ReportSettings,
@@ -42,10 +45,13 @@ from tandem.records.verification import (
 )
 
 __all__ = [
+    "ENGINE_VARIABLES",
+    "STATE_FOLDER",
     "Change",
     "ChangeVerdict",
     "Deployment",
     "Diagnosis",
+    "Event",
     "EvidenceSettings",
     "Finding",
     "HunchAnswer",

@@ -6,6 +6,26 @@ from tandem.records.plan import Policy
 from tandem.records.record import Record
 from tandem.records.verification import Profile
 
+STATE_FOLDER = ".tandem"
+"""What Tandem keeps of a deployment, beside its `tandem.toml`."""
+
+ENGINE_VARIABLES = (
+    "SGLANG_",
+    "SGL_",
+    "VLLM_",
+    "NCCL_",
+    "UCX_",
+    "NIXL_",
+    "MC_",
+    "MOONCAKE_",
+    "CUDA_",
+    "NVIDIA_VISIBLE_DEVICES",
+    "TANDEM_ENGINE_",
+    "OMP_NUM_THREADS",
+    "GLOO_",
+)
+"""Prefixes of the environment variables that steer an engine: evidence, and kept at a restart."""
+
 
 class ProbeSettings(Record, frozen=True, kw_only=True):
     """Active path probes: whether, how often, how long to wait, how big."""

@@ -1,0 +1,118 @@
+"""Lives of processes on this host: one id for one life, the same whoever asks.
+
+For: supervisors and collectors, which must agree on what an incarnation is.
+Not for: starting, stopping or judging anything.
+"""
+
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from tandem.records import Incarnation
+
+GONE = (psutil.NoSuchProcess, psutil.ZombieProcess)
+"""A zombie holds nothing but its number: for us it is gone."""
+
+
+class Holder(NamedTuple):
+    """Who listens on a port; `pid` is None when this user may not know."""
+
+    port: int
+    pid: int | None
+    command: str
+
+    def __str__(self) -> str:
+        """`pid 4711 (python -m http.server)`."""
+        return f"pid {self.pid} ({self.command})" if self.pid else "another user's process"
+
+
+def life_of(pid: int) -> Incarnation | None:
+    """The life that has this pid now; None when nobody has it, or a zombie.
+
+    The id is `pid:ticks`, ticks since boot at which it started (`/proc/PID/stat`, field 22): unlike
+    a time of day these do not move when the clock is set, so a reused pid is never taken for the
+    old life, nor one life for two.
+    """
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        started_at = process.create_time()
+    except GONE:
+        return None
+    return Incarnation(id=f"{pid}:{_start_ticks(pid, started_at)}", started_at=started_at, pid=pid)
+
+
+def _start_ticks(pid: int, started_at: float) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return round(started_at * 100)
+    # The command in field 2 may hold spaces and brackets; the last bracket ends it.
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def command_of(pid: int, width: int = 80) -> str:
+    """The executable and module or script of a process, without its arguments: these may be secret.
+
+    Empty when it is gone or not ours to see.
+    """
+    try:
+        process = psutil.Process(pid)
+        words = process.cmdline() or [process.name()]
+    except psutil.Error:
+        return ""
+    kept = [Path(words[0]).name]
+    if len(words) > 2 and words[1] == "-m":
+        kept += words[1:3]
+    elif len(words) > 1 and words[1].endswith(".py"):
+        kept.append(words[1])
+    return " ".join(kept)[:width]
+
+
+def holders(ports: set[int]) -> list[Holder]:
+    """Who listens on these TCP ports, one row per process and port, by port and pid."""
+    found: set[Holder] = set()
+    for link in psutil.net_connections(kind="tcp"):
+        if link.status == psutil.CONN_LISTEN and link.laddr and link.laddr.port in ports:
+            command = command_of(link.pid) if link.pid else ""
+            found.add(Holder(link.laddr.port, link.pid, command))
+    return sorted(found, key=lambda holder: (holder.port, holder.pid or 0))
+
+
+def can_bind(host: str, port: int) -> bool:
+    """Whether a server could listen there now; a host that is not this one counts as free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as refused:
+            return refused.errno != errno.EADDRINUSE
+    return True
+
+
+def session_of(leader: int) -> list[psutil.Process]:
+    """The living processes of the session, or group, that a pid leads; the leader first."""
+    found = []
+    for pid in psutil.pids():
+        try:
+            if leader in (os.getpgid(pid), os.getsid(pid)):
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        except (ProcessLookupError, *GONE):
+            continue
+    return sorted(found, key=lambda process: (process.pid != leader, process.pid))
+
+
+def boot_id() -> str:
+    """Which boot of this host this is: pids and ticks mean nothing across two."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return str(round(psutil.boot_time()))
