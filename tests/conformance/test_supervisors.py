@@ -53,7 +53,7 @@ async def until(condition):
     """Wait until a condition holds, at most `DEADLINE_S`."""
     async with asyncio.timeout(DEADLINE_S):
         while not condition():  # noqa: ASYNC110 - another process brings it about
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
 
 def free_port():

@@ -4,8 +4,8 @@ For: `Store`, shared by every process of one deployment, and `load_incident`, wh
 but a folder. Not for: judging what is remembered.
 """
 
-from tandem.store.incidents import load_incident
+from tandem.store.incidents import load_incident, load_records
 from tandem.store.journal import StoreJournal
 from tandem.store.rolling import Store
 
-__all__ = ["Store", "StoreJournal", "load_incident"]
+__all__ = ["Store", "StoreJournal", "load_incident", "load_records"]

@@ -112,6 +112,11 @@ def load_incident(place: Path | str, root: Path | None = None) -> tuple[Incident
     return incident, seal.facts_in(folder, incident.seal)
 
 
+def load_records(place: Path | str, root: Path | None = None) -> Incident:
+    """An incident from its records alone, sealed or not; places and errors as `load_incident`."""
+    return paper.read(_found(place, root or Path.cwd()))
+
+
 def _found(place: Path | str, root: Path) -> Path:
     path = Path(place)
     if path.is_file():

@@ -212,7 +212,7 @@ def seal(
         part.chmod(0o400)
         digest, size = _hash(part), part.stat().st_size
         part.replace(final)
-    except BaseException:
+    except BaseException:  # an interruption too leaves no half file
         part.unlink(missing_ok=True)
         raise
     paper.sync_folder(folder)

@@ -172,7 +172,7 @@ class State:
         try:
             yield
             self._db.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # an interruption too takes everything back
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise

@@ -144,7 +144,7 @@ class LocalSupervisor:
         run_record.write(self._path(member), record)
         try:
             child = self._spawn(member, record)
-        except BaseException:
+        except BaseException:  # an interruption too: what did not start has no record
             self._put_back(member, before)
             raise
         life = life_of(child.pid)
