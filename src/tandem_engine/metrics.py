@@ -57,90 +57,96 @@ class Metrics:
         """All zero; `engine_type` is `prefill` or `decode`."""
         tokenizer = {"model_name": model_name, "engine_type": engine_type}
         scheduler = tokenizer | {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
-        self._families: list[Family] = []
         self._started_s = _process_start_s()
-
-        def counter(name: str, text: str, labels: dict[str, str], *, zero: bool = True) -> Counter:
-            family = Counter(PREFIX + name, text, labels, zero=zero)
-            self._families.append(family)
-            return family
-
-        def histogram(
-            name: str, text: str, labels: dict[str, str], bounds: tuple[float, ...]
-        ) -> Histogram:
-            family = Histogram(PREFIX + name, text, labels, bounds)
-            self._families.append(family)
-            return family
-
         self._gauges = {
             field.name: Gauge(PREFIX + field.name, "See SGLang.", scheduler)
             for field in fields(Gauges)
         }
-        self._families += self._gauges.values()
+        self._families: list[Family] = [*self._gauges.values()]
+        self._of_the_scheduler(scheduler)
+        self._of_the_tokenizer(tokenizer)
 
-        self.bootstrap_failed = counter(
+    def _counter(
+        self, name: str, text: str, labels: dict[str, str], *, zero: bool = True
+    ) -> Counter:
+        family = Counter(PREFIX + name, text, labels, zero=zero)
+        self._families.append(family)
+        return family
+
+    def _histogram(
+        self, name: str, text: str, labels: dict[str, str], bounds: tuple[float, ...]
+    ) -> Histogram:
+        family = Histogram(PREFIX + name, text, labels, bounds)
+        self._families.append(family)
+        return family
+
+    def _of_the_scheduler(self, scheduler: dict[str, str]) -> None:
+        self.bootstrap_failed = self._counter(
             "num_bootstrap_failed_reqs_total", "Rooms that failed before their hand-off.", scheduler
         )
-        self.transfer_failed = counter(
+        self.transfer_failed = self._counter(
             "num_transfer_failed_reqs_total", "Rooms whose hand-off failed.", scheduler
         )
-        self.retracted = counter(
+        self.retracted = self._counter(
             "num_retracted_requests_total", "Requests taken out of decode for room.", scheduler
         )
-        self.realtime_tokens = counter(
+        self.realtime_tokens = self._counter(
             "realtime_tokens_total", "Tokens of every batch, by mode.", scheduler, zero=False
         )
-        self.forward_seconds = counter(
+        self.forward_seconds = self._counter(
             "forward_execution_seconds_total", "Time in forward passes.", scheduler, zero=False
         )
-        self.idle_seconds = counter(
+        self.idle_seconds = self._counter(
             "scheduler_idle_seconds_total", "Time the scheduler had nothing to do.", scheduler
         )
-        self.cpu_seconds = counter(
+        self.cpu_seconds = self._counter(
             "scheduler_process_cpu_seconds_total", "CPU time of the process.", scheduler
         )
-        self.passes = counter(
+        self.passes = self._counter(
             "cuda_graph_passes_total", "Forward passes, by mode.", scheduler, zero=False
         )
-        self.queue_time = histogram(
+        self.queue_time = self._histogram(
             "queue_time_seconds", "Time in the waiting queue.", scheduler, _STAGE_S
         )
-        self.stage = histogram(
+        self.stage = self._histogram(
             "per_stage_req_latency_seconds", "Time per stage.", scheduler, _STAGE_S
         )
-        self.transfer_ms = histogram(
+        self.transfer_ms = self._histogram(
             "kv_transfer_latency_ms", "Write to acknowledgement.", scheduler, _MS
         )
-        self.transfer_mb = histogram("kv_transfer_total_mb", "Size of a hand-off.", scheduler, _MB)
-        self.transfer_speed = histogram(
+        self.transfer_mb = self._histogram(
+            "kv_transfer_total_mb", "Size of a hand-off.", scheduler, _MB
+        )
+        self.transfer_speed = self._histogram(
             "kv_transfer_speed_gb_s", "Speed of a hand-off.", scheduler, _GB_S
         )
-        self.transfer_bootstrap_ms = histogram(
+        self.transfer_bootstrap_ms = self._histogram(
             "kv_transfer_bootstrap_ms", "Arrival to metadata.", scheduler, _MS
         )
 
-        self.prompt_tokens = counter(
+    def _of_the_tokenizer(self, tokenizer: dict[str, str]) -> None:
+        self.prompt_tokens = self._counter(
             "prompt_tokens_total", "Prompt tokens of finished requests.", tokenizer, zero=False
         )
-        self.generated_tokens = counter(
+        self.generated_tokens = self._counter(
             "generation_tokens_total", "Tokens that reached a client.", tokenizer, zero=False
         )
-        self.requests = counter(
+        self.requests = self._counter(
             "num_requests_total", "Requests that reached a client.", tokenizer, zero=False
         )
-        self.cached_tokens = counter(
+        self.cached_tokens = self._counter(
             "cached_tokens_total", "Prompt tokens not computed anew.", tokenizer, zero=False
         )
-        self.aborted = counter(
+        self.aborted = self._counter(
             "num_aborted_requests_total", "Requests given up by the client.", tokenizer
         )
-        self.ttft = histogram(
+        self.ttft = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token.", tokenizer, _TTFT_S
         )
-        self.e2e = histogram(
+        self.e2e = self._histogram(
             "e2e_request_latency_seconds", "Arrival to last token.", tokenizer, _E2E_S
         )
-        self.gap = histogram(
+        self.gap = self._histogram(
             "inter_token_latency_seconds", "Between two tokens.", tokenizer, _GAP_S
         )
 

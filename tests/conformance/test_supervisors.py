@@ -52,7 +52,7 @@ while True:
 async def until(condition):
     """Wait until a condition holds, at most `DEADLINE_S`."""
     async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - another process brings it about
+        while not condition():
             await asyncio.sleep(0)
 
 

@@ -48,7 +48,7 @@ def incidents_home(config: Path | None = None) -> Path:
 
 
 def deployment_root(config: Path | None = None) -> Path:
-    """Give the folder of a configuration, else the nearest one upwards that has one or its state."""
+    """Give the folder of a configuration, else the nearest upwards that has one or its state."""
     named = config or os.environ.get("TANDEM_CONFIG")
     if named:
         return Path(named).resolve().parent
