@@ -242,13 +242,15 @@ class _Run:
     async def _stop(self, step: Step) -> _End:
         member = _member(self.hands, step.target)
         life = await self._life(member.name)
+        grace_s = self.settings.policy.stop_grace_s
+        supervisor = self.hands.supervisor(member)
         if life is None:
+            # A crash leaves helpers and shared memory behind: stopping what is gone clears them.
+            await to_its_end(supervisor.stop(member, grace_s), grace_s + STOP_MARGIN_S)
             return _End("already", f"{member.name} is not running")
         if life.id == self.ours.get(member.name):
             return _End("already", f"its new life {life.id} was begun by this repair", life.id)
         await self._intend(step, f"Stopping {member.name} ({life.id}): {step.why}.")
-        grace_s = self.settings.policy.stop_grace_s
-        supervisor = self.hands.supervisor(member)
         await to_its_end(supervisor.stop(member, grace_s), grace_s + STOP_MARGIN_S)
         after = await self._life(member.name)
         if after is not None and after.id == life.id:

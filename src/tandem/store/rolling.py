@@ -30,7 +30,6 @@ from tandem.records import (
     Value,
 )
 from tandem.store import incidents, locks, redact
-from tandem.store.incidents import folder_of
 from tandem.store.journal import StoreJournal
 from tandem.store.seal import seal
 from tandem.store.state import SLOW, State, told
@@ -52,9 +51,10 @@ class Store:
 
     def __init__(self, root: Path, settings: Settings) -> None:
         """Use `Store.open`."""
-        self.folder = root / STATE_FOLDER
+        self.state_folder = root / STATE_FOLDER
+        self.incidents_folder = self.state_folder / incidents.FOLDER
         self.settings = settings
-        self._state = State(self.folder / "state.sqlite")
+        self._state = State(self.state_folder / "state.sqlite")
         self._turn = threading.RLock()
         self._window: Window | None = None
         self.slow: dict[Key, Observation] = {}
@@ -217,25 +217,13 @@ class Store:
 
     # Incidents.
 
-    @property
-    def incidents_folder(self) -> Path:
-        """Where the incidents of this deployment are."""
-        return self.folder / incidents.FOLDER
+    def new_incident_id(self, opened_at: float, slug: str) -> str:
+        """A folder's name that nobody has yet: `2026-11-30T10-26-58Z-silent-stall`."""
+        return incidents.identity(opened_at, slug, set(incidents.names(self.incidents_folder)))
 
-    def begin(
-        self, slug: str, *, now: float, finding: Finding | None = None, hunch: str | None = None
-    ) -> Incident:
-        """A new incident with a folder of its own, saved."""
-        taken = set(incidents.names(self.incidents_folder))
-        incident = Incident(
-            id=incidents.identity(now, slug, taken),
-            opened_at=now,
-            deployment=self.settings.deployment,
-            finding=finding,
-            hunch=hunch,
-        )
-        self.save(incident)
-        return incident
+    def folder(self, incident_id: str) -> Path:
+        """The folder of an incident, whether it exists or not."""
+        return incidents.folder_of(self.incidents_folder, incident_id)
 
     def save(self, incident: Incident) -> None:
         """Append what is new in an incident to its folder, durably; redacted like everything."""
@@ -255,7 +243,7 @@ class Store:
         shown = redact.deployment(incident.deployment, evidence.environment)
         made = seal(
             self._state.path,
-            folder_of(self.incidents_folder, incident.id),
+            self.folder(incident.id),
             msgspec.structs.replace(incident, deployment=shown),
             now=now,
             window_s=evidence.window_s if window_s is None else window_s,
@@ -273,7 +261,7 @@ class Store:
 
     def journal_for(self, incident_id: str) -> StoreJournal:
         """The journal of an incident, or of a plan without one, which may take any name."""
-        return StoreJournal(self._state, incident_id, folder_of(self.incidents_folder, incident_id))
+        return StoreJournal(self._state, incident_id, self.folder(incident_id))
 
     # Locks.
 
@@ -286,7 +274,7 @@ class Store:
         return locks.holder_of(self._lock_path(name))
 
     def _lock_path(self, name: str) -> Path:
-        return self.folder / "locks" / f"{name}.lock"
+        return self.state_folder / "locks" / f"{name}.lock"
 
 
 class _Batch:
