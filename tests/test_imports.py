@@ -14,6 +14,10 @@ import tidy
 PURE = "Judgement is pure: no clock, I/O or randomness"
 PRODUCT = "The product does not know the embedded engine"
 ENGINE = "The embedded engine does not know the product"
+MODES = "A failure mode is found by looking, never named"
+MODES_APART = "Failure modes know nothing of each other"
+SOURCES_APART = "Sources know nothing of each other"
+ONE_MODE = "import tandem.failures.degraded_pair_after_decode_restarts"
 RANKS = "Imports go to lower ranks only, never sideways"
 
 
