@@ -11,8 +11,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem_engine.library import Batch, Library, Weights
+from tandem_engine.library import Library
 from tandem_engine.model import KvExhaustedError, KvMismatchError, Logits, ModelError, SetupError
+from tandem_engine.structs import Batch
+from tandem_engine.weights import Weights
 
 _NO_SLOT: Final = 1
 """`llama_decode`: could not find a KV slot for the batch; nothing of it was applied."""

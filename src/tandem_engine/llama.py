@@ -1,7 +1,7 @@
 """A real GGUF model behind the `Model` protocol, on llama.cpp with one thread.
 
 For: drills, the demo and every measured number; `toy.py` is the other model.
-Not for: the C calls themselves (`library.py`, `context.py`).
+Not for: the C calls themselves (`weights.py`, `context.py`).
 
 Facts of the library that the code leans on, all measured at the pinned build on AVX2: with one
 stream per sequence, logits are equal to the bit whatever the neighbours do, and change only with
@@ -19,7 +19,7 @@ import numpy as np
 
 from tandem_engine.cells import Cells
 from tandem_engine.context import Context, ContextSizes
-from tandem_engine.library import KV_DTYPE, PACKAGE, VERSION, Weights, open_library
+from tandem_engine.library import open_library
 from tandem_engine.model import (
     Feed,
     Identity,
@@ -29,6 +29,8 @@ from tandem_engine.model import (
     SetupError,
     check_feeds,
 )
+from tandem_engine.structs import KV_DTYPE, PACKAGE, VERSION
+from tandem_engine.weights import Weights
 
 STEP_TOKENS_MAX = 256
 """A longer step would run for seconds without a counter moving (256 tokens: about 1.7 s)."""

@@ -6,8 +6,8 @@ with the data, as with RDMA: the write completes with a notification, and only t
 acknowledgement tells the prefill that somebody took it.
 
 For: the two sides' interfaces, what they exchange, and the errors.
-Not for: the transports (`shm.py`, `tcp.py`), the blob's header (`header.py`), or who talks to whom
-(`peers.py`).
+Not for: the transports (`shm.py`, `tcp.py`, by name in `transports.py`), the blob's header
+(`header.py`), or who talks to whom (`peers.py`).
 """
 
 from collections.abc import Callable

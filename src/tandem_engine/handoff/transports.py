@@ -9,8 +9,9 @@ from typing import Literal
 
 from tandem_engine.handoff import HandoffError, Landing, Sender
 from tandem_engine.handoff.header import HEADER_BYTES
+from tandem_engine.handoff.listener import TcpLanding
 from tandem_engine.handoff.shm import Attachment, Segment
-from tandem_engine.handoff.tcp import TcpLanding, TcpSender
+from tandem_engine.handoff.tcp import TcpSender
 
 
 def open_landing(
