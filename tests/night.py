@@ -233,7 +233,7 @@ VERIFICATION = Verification(
 )
 
 INCIDENT = Incident(
-    id="20251129T210006Z-silent-stall",
+    id="2025-11-29T21-00-06Z-silent-stall",
     opened_at=ONSET + 6,
     deployment=DEPLOYMENT,
     finding=FINDING,

@@ -12,6 +12,7 @@ import typer
 from tandem.cli import complete
 from tandem.cli.help import MEMORY, Config, Folder, Json, examples
 from tandem.cli.screen import Screen
+from tandem.errors import TandemError
 
 
 def add_words(app: typer.Typer) -> None:
@@ -21,7 +22,7 @@ def add_words(app: typer.Typer) -> None:
         epilog=examples(
             ("tandem incidents", "every incident, newest first"),
             ("tandem incidents show", "the newest one, whole"),
-            ("tandem incidents show 20261129T2114", "one by its id, or the beginning of it"),
+            ("tandem incidents show 2026-11-29T21-14", "one by its id, or the beginning of it"),
         ),
     )
     group.callback(invoke_without_command=True)(incidents)
@@ -50,7 +51,12 @@ def listing(config: Config = None, json: Json = False) -> None:
     from tandem.store import load_records
 
     screen = Screen(json=json)
-    found = [load_records(folder) for folder in incident_folders(incidents_home(config))]
+    found = []
+    for folder in incident_folders(incidents_home(config)):
+        try:
+            found.append(load_records(folder))
+        except TandemError as damaged:
+            screen.tell(str(damaged))
     screen.answer(found, incidents_view(found, time.time()))
 
 

@@ -6,7 +6,9 @@ from tandem.cli import complete
 from tandem.cli.folders import deployment_root, find_folder, incident_folders, incidents_home
 from tandem.errors import WorldError
 
-FIRST, SECOND, THIRD = "20251129T210006Z-a", "20251129T230000Z-b", "20251130T010000Z-c"
+FIRST = "2025-11-29T21-00-06Z-a"
+SECOND = "2025-11-29T23-00-00Z-b"
+THIRD = "2025-11-30T01-00-00Z-c"
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ class TestFind:
 
     @pytest.mark.parametrize(
         ("said", "meant"),
-        [("latest", THIRD), (FIRST, FIRST), ("20251130", THIRD), ("20251129T23", SECOND)],
+        [("latest", THIRD), (FIRST, FIRST), ("2025-11-30", THIRD), ("2025-11-29T23", SECOND)],
     )
     def test_a_name_means_one(self, home, said, meant):
         """An id, an unambiguous beginning and `latest` each mean one incident."""
@@ -42,7 +44,7 @@ class TestFind:
         assert find_folder(str(home / FIRST)) == home / FIRST
 
     @pytest.mark.parametrize(
-        ("said", "reason"), [("20251129", "2 incidents"), ("x", "No incident")]
+        ("said", "reason"), [("2025-11-29", "2 incidents"), ("x", "No incident")]
     )
     def test_what_is_not_clear_is_refused(self, home, said, reason):
         """No match and several matches are told apart."""
@@ -93,4 +95,4 @@ class TestComplete:
     def test_incidents(self, home):
         """Incidents are offered newest first, after `latest`."""
         assert complete.incidents("") == ["latest", THIRD, SECOND, FIRST]
-        assert complete.incidents("20251130") == [THIRD]
+        assert complete.incidents("2025-11-30") == [THIRD]

@@ -115,11 +115,12 @@ def _test(test: TestResult, facts: Facts) -> Group:
 def _changes(diagnosis: Diagnosis, facts: Facts) -> list[RenderableType]:
     if not diagnosis.changes:
         return []
+    kinds = {one.id: one.kind for one in facts.changes}
     listed = [
         (
             utc(change.at, facts.now),
             change.subject,
-            change.what or "restart",
+            change.what or kinds.get(change.change, "-"),
             styled(change.verdict),
             Text(change.because + (" (inferred)" if change.inferred else "")),
         )

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.markdown import Markdown
 from rich.text import Text
 
 from tandem.cli.show.words import LOUD, block, indented, pairs, rows
@@ -16,8 +15,8 @@ from tandem.ports import Mode
 
 
 def book(mode: Mode) -> str:
-    """Give the page of a mode: the docstring of the file that declares it."""
-    file = sys.modules.get(mode.tests[0].__module__) if mode.tests else None
+    """Give the page of a mode: the docstring of its file, which `discover` has loaded."""
+    file = sys.modules.get(f"tandem.failures.{mode.slug.replace('-', '_')}")
     return inspect.cleandoc((file.__doc__ if file else None) or "")
 
 
@@ -38,7 +37,10 @@ def mode_view(mode: Mode) -> Group:
     """Show one mode as a page: what it is, how it is tested, what the repair is and its safety."""
     aliases = ", ".join(mode.aliases) or "-"
     tests = [
-        (test.__name__.strip("_"), Text(" ".join((inspect.getdoc(test) or "").split())))
+        (
+            test.__name__.strip("_").replace("_", "-"),
+            Text(" ".join((inspect.getdoc(test) or "").split())),
+        )
         for test in mode.tests
     ]
     return Group(
@@ -53,6 +55,20 @@ def mode_view(mode: Mode) -> Group:
             )
         ),
         Text(""),
-        Markdown(book(mode)),
+        *_page(book(mode)),
         block("Tests", [rows("", "", of=tests)]),
     )
+
+
+def _page(text: str) -> list[RenderableType]:
+    """Set a page: its headings stand at the margin, its paragraphs are indented below them."""
+    views: list[RenderableType] = []
+    for paragraph in text.split("\n\n"):
+        head, *body = paragraph.splitlines()
+        if not body or body[0].startswith(" "):
+            views += [Text(head, style=LOUD if body else "")]
+            views += [indented(Text(" ".join(line.strip() for line in body)))] if body else []
+        else:
+            views.append(Text(" ".join(line.strip() for line in paragraph.splitlines())))
+        views.append(Text(""))
+    return views[:-1]
