@@ -88,13 +88,19 @@ class Histogram(Family):
     kind = "histogram"
 
     def __init__(
-        self, name: str, text: str, labels: dict[str, str], bounds: Sequence[float]
+        self,
+        name: str,
+        text: str,
+        labels: dict[str, str],
+        bounds: Sequence[float],
+        *,
+        zero: bool = True,
     ) -> None:
-        """`bounds` are the upper bounds, ascending, without infinity."""
+        """`bounds` are the upper bounds, ascending, without infinity; `zero` as for a counter."""
         super().__init__(name, text, labels)
         self._bounds = list(bounds)
-        self._cells: dict[Extra, list[int]] = {(): [0] * (len(bounds) + 1)}
-        self._sums: dict[Extra, float] = {(): 0.0}
+        self._cells: dict[Extra, list[int]] = {(): [0] * (len(bounds) + 1)} if zero else {}
+        self._sums: dict[Extra, float] = {(): 0.0} if zero else {}
 
     def observe(self, value: float, **extra: str) -> None:
         """Take one observation."""
@@ -118,6 +124,43 @@ class Histogram(Family):
                 lines.append(self._line("_bucket", (*key, ("le", bound)), running))
             lines += [self._line("_sum", key, total), self._line("_count", key, running)]
         return lines
+
+
+class Registry:
+    """Families under one prefix, in the order they are declared."""
+
+    def __init__(self, prefix: str) -> None:
+        """Empty."""
+        self._prefix = prefix
+        self.families: list[Family] = []
+
+    def counter(
+        self, name: str, text: str, labels: dict[str, str], *, zero: bool = True
+    ) -> Counter:
+        """Declare a counter."""
+        family = Counter(self._prefix + name, text, labels, zero=zero)
+        self.families.append(family)
+        return family
+
+    def gauge(self, name: str, text: str, labels: dict[str, str]) -> Gauge:
+        """Declare a gauge."""
+        family = Gauge(self._prefix + name, text, labels)
+        self.families.append(family)
+        return family
+
+    def histogram(
+        self,
+        name: str,
+        text: str,
+        labels: dict[str, str],
+        bounds: Sequence[float],
+        *,
+        zero: bool = True,
+    ) -> Histogram:
+        """Declare a histogram."""
+        family = Histogram(self._prefix + name, text, labels, bounds, zero=zero)
+        self.families.append(family)
+        return family
 
 
 def _escaped(text: str) -> str:

@@ -11,7 +11,7 @@ import os
 import time
 from dataclasses import dataclass, fields
 
-from tandem_engine.exposition import Counter, Family, Gauge, Histogram
+from tandem_engine.exposition import Gauge, Registry
 
 PREFIX = "sglang:"
 IDLE_GAUGES_EVERY_S = 30.0
@@ -50,104 +50,90 @@ class Gauges:
     page_size: int = 1
 
 
-class Metrics:
+class Metrics(Registry):
     """Every metric of one worker."""
 
     def __init__(self, model_name: str, engine_type: str) -> None:
         """All zero; `engine_type` is `prefill` or `decode`."""
+        super().__init__(PREFIX)
+        self._started_s = _process_start_s()
         tokenizer = {"model_name": model_name, "engine_type": engine_type}
         scheduler = tokenizer | {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
-        self._started_s = _process_start_s()
         self._gauges = {
-            field.name: Gauge(PREFIX + field.name, "See SGLang.", scheduler)
+            field.name: self.gauge(field.name, f"The scheduler's {field.name}.", scheduler)
             for field in fields(Gauges)
         }
-        self._families: list[Family] = [*self._gauges.values()]
         self._of_the_scheduler(scheduler)
         self._of_the_tokenizer(tokenizer)
 
-    def _counter(
-        self, name: str, text: str, labels: dict[str, str], *, zero: bool = True
-    ) -> Counter:
-        family = Counter(PREFIX + name, text, labels, zero=zero)
-        self._families.append(family)
-        return family
-
-    def _histogram(
-        self, name: str, text: str, labels: dict[str, str], bounds: tuple[float, ...]
-    ) -> Histogram:
-        family = Histogram(PREFIX + name, text, labels, bounds)
-        self._families.append(family)
-        return family
-
-    def _of_the_scheduler(self, scheduler: dict[str, str]) -> None:
-        self.bootstrap_failed = self._counter(
-            "num_bootstrap_failed_reqs_total", "Rooms that failed before their hand-off.", scheduler
+    def _of_the_scheduler(self, labels: dict[str, str]) -> None:
+        self.bootstrap_failed = self.counter(
+            "num_bootstrap_failed_reqs_total", "Rooms that failed before their hand-off.", labels
         )
-        self.transfer_failed = self._counter(
-            "num_transfer_failed_reqs_total", "Rooms whose hand-off failed.", scheduler
+        self.transfer_failed = self.counter(
+            "num_transfer_failed_reqs_total", "Rooms whose hand-off failed.", labels
         )
-        self.retracted = self._counter(
-            "num_retracted_requests_total", "Requests taken out of decode for room.", scheduler
+        self.retracted = self.counter(
+            "num_retracted_requests_total", "Requests taken out of decode for room.", labels
         )
-        self.realtime_tokens = self._counter(
-            "realtime_tokens_total", "Tokens of every batch, by mode.", scheduler, zero=False
+        self.realtime_tokens = self.counter(
+            "realtime_tokens_total", "Tokens of every batch, by mode.", labels, zero=False
         )
-        self.forward_seconds = self._counter(
-            "forward_execution_seconds_total", "Time in forward passes.", scheduler, zero=False
+        self.forward_seconds = self.counter(
+            "forward_execution_seconds_total", "Time in forward passes.", labels, zero=False
         )
-        self.idle_seconds = self._counter(
-            "scheduler_idle_seconds_total", "Time the scheduler had nothing to do.", scheduler
+        self.idle_seconds = self.counter(
+            "scheduler_idle_seconds_total", "Time the scheduler had nothing to do.", labels
         )
-        self.cpu_seconds = self._counter(
-            "scheduler_process_cpu_seconds_total", "CPU time of the process.", scheduler
+        self.cpu_seconds = self.counter(
+            "scheduler_process_cpu_seconds_total", "CPU time of the process.", labels
         )
-        self.passes = self._counter(
-            "cuda_graph_passes_total", "Forward passes, by mode.", scheduler, zero=False
+        self.passes = self.counter(
+            "cuda_graph_passes_total", "Forward passes, by mode.", labels, zero=False
         )
-        self.queue_time = self._histogram(
-            "queue_time_seconds", "Time in the waiting queue.", scheduler, _STAGE_S
+        self.queue_time = self.histogram(
+            "queue_time_seconds", "Time in the waiting queue.", labels, _STAGE_S
         )
-        self.stage = self._histogram(
-            "per_stage_req_latency_seconds", "Time per stage.", scheduler, _STAGE_S
+        self.stage = self.histogram(
+            "per_stage_req_latency_seconds", "Time per stage.", labels, _STAGE_S, zero=False
         )
-        self.transfer_ms = self._histogram(
-            "kv_transfer_latency_ms", "Write to acknowledgement.", scheduler, _MS
+        self.transfer_ms = self.histogram(
+            "kv_transfer_latency_ms", "Write to acknowledgement.", labels, _MS, zero=False
         )
-        self.transfer_mb = self._histogram(
-            "kv_transfer_total_mb", "Size of a hand-off.", scheduler, _MB
+        self.transfer_mb = self.histogram(
+            "kv_transfer_total_mb", "Size of a hand-off.", labels, _MB, zero=False
         )
-        self.transfer_speed = self._histogram(
-            "kv_transfer_speed_gb_s", "Speed of a hand-off.", scheduler, _GB_S
+        self.transfer_speed = self.histogram(
+            "kv_transfer_speed_gb_s", "Speed of a hand-off.", labels, _GB_S, zero=False
         )
-        self.transfer_bootstrap_ms = self._histogram(
-            "kv_transfer_bootstrap_ms", "Arrival to metadata.", scheduler, _MS
+        self.transfer_bootstrap_ms = self.histogram(
+            "kv_transfer_bootstrap_ms", "Arrival to metadata.", labels, _MS, zero=False
         )
 
-    def _of_the_tokenizer(self, tokenizer: dict[str, str]) -> None:
-        self.prompt_tokens = self._counter(
-            "prompt_tokens_total", "Prompt tokens of finished requests.", tokenizer, zero=False
+    def _of_the_tokenizer(self, labels: dict[str, str]) -> None:
+        self.prompt_tokens = self.counter(
+            "prompt_tokens_total", "Prompt tokens of finished requests.", labels, zero=False
         )
-        self.generated_tokens = self._counter(
-            "generation_tokens_total", "Tokens that reached a client.", tokenizer, zero=False
+        self.generated_tokens = self.counter(
+            "generation_tokens_total", "Tokens that reached a client.", labels, zero=False
         )
-        self.requests = self._counter(
-            "num_requests_total", "Requests that reached a client.", tokenizer, zero=False
+        self.requests = self.counter(
+            "num_requests_total", "Requests that reached a client.", labels, zero=False
         )
-        self.cached_tokens = self._counter(
-            "cached_tokens_total", "Prompt tokens not computed anew.", tokenizer, zero=False
+        self.cached_tokens = self.counter(
+            "cached_tokens_total", "Prompt tokens not computed anew.", labels, zero=False
         )
-        self.aborted = self._counter(
-            "num_aborted_requests_total", "Requests given up by the client.", tokenizer
+        self.aborted = self.counter(
+            "num_aborted_requests_total", "Requests given up by the client.", labels
         )
-        self.ttft = self._histogram(
-            "time_to_first_token_seconds", "Arrival to first token.", tokenizer, _TTFT_S
+        self.ttft = self.histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", labels, _TTFT_S
         )
-        self.e2e = self._histogram(
-            "e2e_request_latency_seconds", "Arrival to last token.", tokenizer, _E2E_S
+        self.e2e = self.histogram(
+            "e2e_request_latency_seconds", "Arrival to last token.", labels, _E2E_S
         )
-        self.gap = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens.", tokenizer, _GAP_S
+        self.gap = self.histogram(
+            "inter_token_latency_seconds", "Between two tokens.", labels, _GAP_S
         )
 
     def write_gauges(self, gauges: Gauges) -> None:
@@ -162,7 +148,7 @@ class Metrics:
         start.value = self._started_s
         cpu = Gauge("process_cpu_seconds_total", "CPU time of the process.", {})
         cpu.kind, cpu.value = "counter", time.process_time()
-        return "".join(family.exposed() for family in (*self._families, start, cpu))
+        return "".join(family.exposed() for family in (*self.families, start, cpu))
 
 
 def _process_start_s() -> float:

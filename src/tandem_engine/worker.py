@@ -287,6 +287,17 @@ class Worker:
             )
         return False
 
+    async def turn(self) -> None:
+        """Return when the scheduler has handled everything posted before."""
+        turned: asyncio.Future[None] = self._loop.create_future()
+
+        def answer() -> None:
+            self._loop.call_soon_threadsafe(turned.set_result, None)
+
+        self._scheduler.post(answer)
+        if self.state != "dead":
+            await turned
+
     def held(self) -> dict[str, int]:
         """What is held for requests now, by name: all zero when the worker is idle."""
         return {"rooms": len(self.rooms), "requests": len(self._active)} | self._role.held()

@@ -129,9 +129,10 @@ class Pair:
             if line.startswith((f"sglang:{name}{{", f"sglang:{name} "))
         )
 
-    def idle(self) -> bool:
-        """Whether both sides hold nothing."""
-        return not (held(self.prefill) or held(self.decode))
+    async def idle(self) -> None:
+        """Wait until both sides hold nothing."""
+        for worker in (self.prefill, self.decode):
+            await until(lambda: not held(worker), worker)  # noqa: B023 - awaited in its own turn
 
 
 def held(worker: Worker) -> dict[str, int]:
@@ -139,11 +140,11 @@ def held(worker: Worker) -> dict[str, int]:
     return {name: count for name, count in worker.held().items() if count}
 
 
-async def until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
-    """Wait for a condition; fails the test when it does not come."""
-    async with asyncio.timeout(deadline_s):
+async def until(condition: Callable[[], object], worker: Worker) -> None:
+    """Wait, a turn of the worker's scheduler at a time; fails the test when it does not come."""
+    async with asyncio.timeout(DEADLINE_S):
         while not condition():
-            await asyncio.sleep(0.002)
+            await worker.turn()
 
 
 async def start(chosen: Settings, timeouts: Timeouts, workers: list[Worker]) -> Worker:

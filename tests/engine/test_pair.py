@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.pairs import pair, until
+from engine.pairs import pair
 
 
 class TestGenerate:
@@ -20,15 +20,15 @@ class TestGenerate:
 
         async with pair(decode={"disaggregation_transfer_backend": transport}) as two:
             prefill, decode = await two.both("/generate", body)
-            await until(two.idle)
+            await two.idle()
 
         first = (prefill.events if stream else [prefill.json])[-1]
         last = (decode.events if stream else [decode.json])[-1]
-        assert (200, 200) == (prefill.status, decode.status)
+        assert (prefill.status, decode.status) == (200, 200)
         assert last["output_ids"][:1] == first["output_ids"]
-        assert 6 == len(last["output_ids"])
-        assert {"type": "length", "length": 0} == first["meta_info"]["finish_reason"]
-        assert {"type": "length", "length": 6} == last["meta_info"]["finish_reason"]
+        assert len(last["output_ids"]) == 6
+        assert first["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+        assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 6}
 
     async def test_overlap_changes_no_token(self):
         """The same tokens come with and without the overlapped loop."""
