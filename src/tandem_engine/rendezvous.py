@@ -158,6 +158,9 @@ class Rank:
         except (WireError, OSError, asyncio.IncompleteReadError) as problem:
             if isinstance(problem, WireError):
                 log.warning("A control connection is closed: %s", problem)
+        except asyncio.CancelledError:
+            # The thread ends. Raised on, asyncio 3.11 would report it as an error of the server.
+            log.debug("The control connection of %s is closed", agent)
         finally:
             writer.close()
             if agent is not None and self._writers.get(agent) is writer:
@@ -303,7 +306,7 @@ class Links:
             answer = await read_at_decode(reader)
             if not isinstance(answer, Announced):
                 raise WireError(f"{type(answer).__name__} comes before Announced")
-        except BaseException:
+        except BaseException:  # also a cancellation: nobody else knows this connection yet
             writer.close()
             raise
         return reader, writer

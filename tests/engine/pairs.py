@@ -102,6 +102,10 @@ class Pair:
         _, answer = await self.both("/generate", {"text": text, "sampling_params": params} | more)
         return answer
 
+    def blind_decode(self) -> None:
+        """The decode sees nothing arrive from now on, and so acknowledges nothing."""
+        self.decode._role._landing.poll = list
+
     async def restart_decode(self, *, clean: bool = False) -> None:
         """Kill the decode and start another one at the same address."""
         old = self.decode
