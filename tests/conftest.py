@@ -5,6 +5,7 @@ why. Where `TANDEM_REQUIRE=router,model` promises them, the same lack fails the 
 """
 
 import os
+import random
 
 import pytest
 from hypothesis import settings
@@ -24,15 +25,17 @@ def pytest_configure(config):
         machine.promised(os.environ.get("TANDEM_REQUIRE", ""))
     except ValueError as wrong:
         raise pytest.UsageError(str(wrong)) from wrong
+    if getattr(config.option, "randomly_seed", None) == "default":
+        config.option.randomly_seed = random.SystemRandom().getrandbits(32)
     seed = getattr(config.option, "randomly_seed", None)
     if config.option.hypothesis_seed is None and isinstance(seed, int):
         config.option.hypothesis_seed = seed
 
 
 def pytest_report_header(config):
-    """Print what the run is held to; the seed replays order, random data and Hypothesis."""
+    """Print what the run is held to; pytest-randomly prints the one seed."""
     required = os.environ.get("TANDEM_REQUIRE", "") or "nothing"
-    return f"hypothesis seed: {config.option.hypothesis_seed}; required of this machine: {required}"
+    return f"that seed is Hypothesis's too; required of this machine: {required}"
 
 
 def pytest_runtest_setup(item):
