@@ -89,13 +89,23 @@ class TestObserve:
             v.TRANSFER_FAILED_TOTAL: 21,
             v.INFLIGHT_QUEUE_REQS: 4,
             v.BOOTSTRAP_QUEUE_REQS: 3,
-            v.RUNNING_REQS: 1,
             v.WAITING_REQS: 2,
             v.TOKEN_USAGE: 0.25,
         }.items() <= values.items()
         assert v.TRANSFER_QUEUE_REQS not in values
-        assert {"metrics", "loads"} == {seen[name, ""].source for name in values}
+        assert seen[v.INFLIGHT_QUEUE_REQS, ""].source == "loads"
+        assert seen[v.TRANSFERS_TOTAL, ""].source == "metrics"
         assert seen[v.INFLIGHT_QUEUE_REQS, ""].at == 1000.0
+
+    async def test_the_running_batch_of_a_prefill_is_not_called_live(self, engine):
+        """There it is the last batch and stays when nothing runs, so it comes from the page."""
+        page = 'sglang:num_running_reqs{tp_rank="0"} 1\n'
+        async with StubEngine(Role.PREFILL, page=page, loads=[LOAD]) as prefill:
+            harvest = await engine.observe(prefill.member, 2.0)
+
+        assert rows(harvest)[v.RUNNING_REQS, ""].source == "metrics"
+        freezes = [one for one in harvest.traits if one.name == v.T_FREEZES_IN_STALL]
+        assert [one.label for one in freezes if one.value] == [v.RUNNING_REQS]
 
     async def test_several_data_parallel_ranks_add_up(self, engine):
         """Queues of all ranks are summed; usage is that of the fullest."""

@@ -243,7 +243,10 @@ def _queues(
     """Queue counts: live ones, and from the metrics page what live loads do not give."""
     seen = names.witness("loads", member.name, at)
     wanted = names.load_names(member.role)
-    given = live if isinstance(live, dict) else {}
+    given = dict(live) if isinstance(live, dict) else {}
+    if member.role is Role.PREFILL:
+        # It is the size of the last forward batch there, and stays when nothing runs any more.
+        given.pop(v.RUNNING_REQS, None)
     found = [seen(name, value) for name, value in given.items() if name in wanted]
     left = [name for name in wanted if name not in given]
     why = live if isinstance(live, str) else "/v1/loads does not give it"

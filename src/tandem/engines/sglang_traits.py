@@ -286,15 +286,15 @@ def traits(subject: str, role: Role, told: Told, at: float) -> tuple[Trait, ...]
                 "a dead one (srt/disaggregation/common/conn.py, nixl/conn.py)",
             )
         )
-    freezes = (
-        "republished every 50 ms in a stall (srt/managers/load_snapshot.py)"
-        if told.live_loads
-        else "written only after a batch or when fully idle (srt/observability)"
-    )
-    found += [
-        known(v.T_FREEZES_IN_STALL, value=not told.live_loads, because=freezes, label=name)
-        for name in QUEUES
-    ]
+    for name in QUEUES:
+        last_batch = role is Role.PREFILL and name == v.RUNNING_REQS
+        freezes = last_batch or not told.live_loads
+        because = (
+            "written only after a batch or when fully idle (srt/observability)"
+            if freezes
+            else "republished every 50 ms in a stall (srt/managers/load_snapshot.py)"
+        )
+        found.append(known(v.T_FREEZES_IN_STALL, freezes, because, name))
     found += list(_catalogue(known))
     return tuple(found)
 
