@@ -7,15 +7,13 @@ Not for: judging a change (diagnose), or looking at anything itself: it reads ha
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tandem.facts import Facts
 from tandem.ports import Harvest
 from tandem.records import Change, Observation
 from tandem.records import vocabulary as v
 
 REDACTED = "<redacted>"
 """What the store shows of a secret; equal to anything, because it says nothing."""
-
-SETTLE_S = 90.0
-"""How long after its start a life's command line and environment may still come to be seen."""
 
 
 @dataclass(slots=True)
@@ -174,7 +172,7 @@ class Ledger:
         shown: str | None = None,
     ) -> Iterator[Change]:
         before, after = (side.get(name) for side in both)
-        if before == after or REDACTED in (before, after):
+        if before == after or any(REDACTED in (side or "") for side in (before, after)):
             return
         what = shown or name
         yield Change(
@@ -188,6 +186,31 @@ class Ledger:
             incarnation=book.now.incarnation,
             touches=self._touches.get(what, self._touches.get(name, "unknown")),
         )
+
+
+def known_from(facts: Facts, member: str) -> Known | None:
+    """What stored facts know of a member's last life: what a new `Ledger` begins with."""
+    life = facts.incarnation(member)
+    if life is None:
+        return None
+
+    def of_life(name: str) -> dict[str, Observation]:
+        rows = ((label, facts.latest(member, name, label)) for label in facts.labels(member, name))
+        return {
+            label: seen for label, seen in rows if seen is not None and seen.incarnation == life.id
+        }
+
+    words = of_life(v.COMMAND_LINE).get("")
+    variables, args = of_life(v.ENVIRONMENT), of_life(v.SERVER_ARG)
+    stopped = any(row.incarnation == life.id for row in facts.changes_of(member, "stop"))
+    return Known(
+        incarnation=life.id,
+        started_at=life.started_at,
+        alive=not stopped,
+        command_line=words.value if words and isinstance(words.value, tuple) else None,
+        environment={label: str(seen.value) for label, seen in variables.items()} or None,
+        server_args={label: str(seen.value) for label, seen in args.items()} or None,
+    )
 
 
 def flags(words: Sequence[str]) -> dict[str, str]:
@@ -215,4 +238,4 @@ def _by_member(observations: Sequence[Observation]) -> dict[str, list[Observatio
     return found
 
 
-__all__ = ["Known", "Ledger", "flags"]
+__all__ = ["Known", "Ledger", "flags", "known_from"]

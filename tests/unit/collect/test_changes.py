@@ -3,9 +3,10 @@
 import pytest
 
 from tandem.collect import Ledger
-from tandem.collect.changes import Known, flags
+from tandem.collect.changes import Known, flags, known_from
+from tandem.facts import Facts
 from tandem.ports import Harvest
-from tandem.records import Observation, Trait
+from tandem.records import Change, Deployment, Observation, Trait
 from tandem.records import vocabulary as v
 
 OLD = ("python", "-m", "sglang.launch_server", "--port", "30000", "--cuda-graph-max-bs", "32")
@@ -172,6 +173,37 @@ class TestStarts:
         rows = Ledger(lambda _: known).read(life("2:b", argv=(*OLD, "--api-key", "s3cret")))
 
         assert [row.kind for row in rows] == ["restart"]
+
+
+class TestKnownFrom:
+    """What the store's facts know of a member."""
+
+    def test_a_ledger_that_begins_with_it_repeats_nothing(self):
+        """Everything of the last life is known again, what older lives had is not."""
+        older = life("1:a", 800.0, env={"SGLANG_GONE": "1"}, at=850.0).observations
+        last = life("2:b", 900.0, env={"SGLANG_A": "1"}, args={"page_size": "1"})
+        facts = Facts(Deployment(name="x", members=()), older + last.observations, now=1001.0)
+        known = known_from(facts, "decode-0")
+        ledger = Ledger(lambda _: known)
+        again, next_ = ledger.read(last), ledger.read(life("3:c", 990.0, env={"SGLANG_A": "2"}))
+
+        assert (again, known.environment) == ((), {"SGLANG_A": "1"})
+        assert facts_of(next_)[1:] == [("env", "SGLANG_A", "1", "2")]
+
+    def test_a_life_that_was_seen_to_stop_is_not_alive(self):
+        """A stop on record is not told a second time."""
+        stop = Change(at=1000.0, subject="decode-0", kind="stop", incarnation="1:a")
+        deployment = Deployment(name="x", members=())
+        facts = Facts(deployment, life("1:a").observations, now=1001.0, changes=(stop,))
+        gone = Harvest((seen(v.ALIVE, value=False, life=None, at=1001.0),))
+
+        assert Ledger(lambda _: known_from(facts, "decode-0")).read(gone) == ()
+
+    def test_of_an_unknown_member_nothing_is_known(self):
+        """Without a process there is no life to remember."""
+        facts = Facts(Deployment(name="x", members=()), (), now=1.0)
+
+        assert known_from(facts, "decode-0") is None
 
 
 @pytest.mark.parametrize(

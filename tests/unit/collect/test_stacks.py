@@ -93,7 +93,7 @@ class TestReasons:
         """A refusal by the kernel says how to allow it."""
         refusing = script(
             tmp_path,
-            "import sys; sys.exit('Error: Failed, caused by: Operation not permitted (os error 1)')",
+            "import sys; sys.exit('Error: Operation not permitted (os error 1)')",
         )
         taker = StackTaker(lives_of(child.pid), find=lambda: refusing)
         (row,) = (await taker.take([MEMBER])).observations

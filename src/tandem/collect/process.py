@@ -1,0 +1,212 @@
+"""The members' processes: alive or not, which life, CPU time, memory, command line, environment.
+
+For: the present incarnation of every member, and what it was started with.
+Not for: starting or stopping anything, or processes on other hosts.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from tandem.collect.incarnations import Incarnations
+from tandem.errors import WorldError
+from tandem.fetch import host_of
+from tandem.ports import Harvest, Supervisor
+from tandem.processes import holders, life_of
+from tandem.records import ENGINE_VARIABLES, Incarnation, Member, Observation, Value
+from tandem.records import vocabulary as v
+
+SLOW_EVERY_S = 15.0
+"""Command line and environment never change within a life, but every window shall hold them."""
+
+WORDS_MAX = 512
+CHILDREN_MAX = 256
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the source remembers of the member: its life, and when slow facts are due again."""
+
+    life: Incarnation | None = None
+    slow_due_at: float = float("-inf")
+
+
+class ProcessSource:
+    """One member's process and its children, by its supervisor's word or by its listening port."""
+
+    def __init__(
+        self,
+        member: Member,
+        supervisor: Supervisor | None,
+        incarnations: Incarnations,
+        *,
+        interval_s: float = 1.0,
+        variables: Sequence[str] = (),
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`variables` are allowed into evidence beside the built-in prefixes, by exact name."""
+        self.name = f"process:{member.name}"
+        self.interval_s = interval_s
+        self.timeout_s = 5.0
+        self._member = member
+        self._supervisor = supervisor
+        self._incarnations = incarnations
+        self._variables = frozenset(variables)
+        self._now = now
+        self._seen = _Seen()
+
+    async def collect(self) -> Harvest:
+        """Look once; everything that blocks runs in a thread."""
+        at = self._now()
+        try:
+            life = await self._life()
+        except (WorldError, OSError, psutil.Error) as error:
+            self._incarnations.saw(self._member.name, None)
+            return Harvest((self._row(at, v.ALIVE, missing=f"cannot look: {error}"),))
+        self._incarnations.saw(self._member.name, life)
+        if life is None:
+            self._seen = _Seen()
+            return Harvest((self._row(at, v.ALIVE, value=False),))
+        if self._seen.life is None or life.id != self._seen.life.id:
+            self._seen = _Seen(life)
+        slow = at >= self._seen.slow_due_at
+        if slow:
+            self._seen.slow_due_at = at + SLOW_EVERY_S
+        return Harvest(tuple(await asyncio.to_thread(self._facts, life, at, slow)))
+
+    async def _life(self) -> Incarnation | None:
+        """The member's present life.
+
+        Raises `WorldError` where nobody can tell: a member of another host without a supervisor.
+        """
+        if self._supervisor is not None:
+            return await self._supervisor.inspect(self._member)
+        return await asyncio.to_thread(self._listening_life)
+
+    def _listening_life(self) -> Incarnation | None:
+        known = self._seen.life
+        if known is not None and known.pid is not None:
+            still = life_of(known.pid)
+            if still is not None and still.id == known.id:
+                return still
+        if not _is_here(host_of(self._member.url)):
+            raise WorldError(
+                f"{self._member.name} runs on another host.",
+                next_step="Run Tandem there, or give the member a supervisor.",
+            )
+        port = int(self._member.url.rstrip("/").rpartition(":")[2])
+        found = holders({port})
+        if found and all(holder.pid is None for holder in found):
+            raise WorldError(
+                f"Port {port} of {self._member.name} is held by another user's process.",
+                next_step="Run Tandem as that user, or as root.",
+            )
+        pids = [holder.pid for holder in found if holder.pid is not None]
+        return life_of(min(pids)) if pids else None
+
+    def _facts(self, life: Incarnation, at: float, slow: bool) -> Iterator[Observation]:  # noqa: FBT001
+        def row(
+            name: str, value: Value = None, label: str = "", missing: str | None = None
+        ) -> Observation:
+            return self._row(at, name, value, label, missing, life.id)
+
+        yield row(v.ALIVE, value=True)
+        yield row(v.STARTED_AT, life.started_at)
+        if life.pid is None:
+            return
+        yield row(v.PID, life.pid)
+        try:
+            process = psutil.Process(life.pid)
+            with process.oneshot():
+                yield row(v.PROCESS_STATE, _STATES.get(process.status(), "R"))
+                yield from _use(process, row)
+                if slow:
+                    yield from self._started_with(process, row)
+        except psutil.NoSuchProcess:
+            yield row(v.PROCESS_STATE, missing="it ended while being looked at")
+
+    def _started_with(
+        self, process: psutil.Process, row: "Callable[..., Observation]"
+    ) -> Iterator[Observation]:
+        try:
+            yield row(v.COMMAND_LINE, tuple(process.cmdline()[:WORDS_MAX]))
+        except psutil.AccessDenied:
+            yield row(v.COMMAND_LINE, missing=_DENIED)
+        try:
+            environment = process.environ()
+        except psutil.AccessDenied:
+            yield row(v.ENVIRONMENT, missing=_DENIED)
+            return
+        shown = {
+            name: value
+            for name, value in environment.items()
+            if name.startswith(ENGINE_VARIABLES) or name in self._variables
+        }
+        if not shown:
+            yield row(v.ENVIRONMENT)
+        for name, value in sorted(shown.items()):
+            yield row(v.ENVIRONMENT, value, name)
+
+    def _row(
+        self,
+        at: float,
+        name: str,
+        value: Value = None,
+        label: str = "",
+        missing: str | None = None,
+        incarnation: str | None = None,
+    ) -> Observation:
+        return Observation(
+            source="process",
+            subject=self._member.name,
+            name=name,
+            at=at,
+            label=label,
+            value=value,
+            missing=missing,
+            incarnation=incarnation,
+        )
+
+
+_DENIED = "not ours to see: run Tandem as the member's user, or as root"
+
+_STATES = {
+    psutil.STATUS_RUNNING: "R",
+    psutil.STATUS_SLEEPING: "S",
+    psutil.STATUS_DISK_SLEEP: "D",
+    psutil.STATUS_STOPPED: "T",
+    psutil.STATUS_TRACING_STOP: "T",
+    psutil.STATUS_ZOMBIE: "Z",
+    psutil.STATUS_DEAD: "Z",
+    psutil.STATUS_IDLE: "S",
+    psutil.STATUS_WAKING: "R",
+}
+
+
+def _use(process: psutil.Process, row: "Callable[..., Observation]") -> Iterator[Observation]:
+    """CPU seconds and memory of the process with its children, the reaped ones included."""
+    cpu_s, rss_bytes = 0.0, 0
+    for one in [process, *process.children(recursive=True)[:CHILDREN_MAX]]:
+        try:
+            spent = one.cpu_times()
+            cpu_s += sum((spent.user, spent.system, spent.children_user, spent.children_system))
+            rss_bytes += one.memory_info().rss
+        except psutil.Error:
+            # A child that ends meanwhile is counted with its parent at the next look.
+            continue
+    yield row(v.CPU_SECONDS_TOTAL, round(cpu_s, 3))
+    yield row(v.RSS_BYTES, rss_bytes)
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this host's."""
+    if host in ("localhost", "::1", "0.0.0.0") or host.startswith("127."):  # noqa: S104 - compared
+        return True
+    ours = {link.address for links in psutil.net_if_addrs().values() for link in links}
+    return host in ours
+
+
+__all__ = ["ProcessSource"]
