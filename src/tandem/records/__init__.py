@@ -22,7 +22,7 @@ from tandem.records.diagnosis import (
 )
 from tandem.records.event import Event
 from tandem.records.finding import Finding, Thresholds, Witness
-from tandem.records.incident import Incident, ReportRef, Seal
+from tandem.records.incident import Incident, Rendered, ReportRef, Seal
 from tandem.records.observation import Observation, Trait, Value
 from tandem.records.outcome import Intent, Outcome
 from tandem.records.plan import Plan, Policy, RefusedRung, Step
@@ -72,6 +72,7 @@ __all__ = [
     "Profile",
     "Record",
     "RefusedRung",
+    "Rendered",
     "ReportRef",
     "ReportSettings",
     "RequestRecord",

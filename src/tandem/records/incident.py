@@ -25,6 +25,16 @@ class Seal(Record, frozen=True, kw_only=True):
     sealed_at: float
 
 
+class Rendered(Record, frozen=True, kw_only=True):
+    """One incident as text: its section of the living document, a page, and a commit subject."""
+
+    incident: str
+    """The incident's id, which anchors the section in the document."""
+    subject: str
+    markdown: str
+    html: str
+
+
 class ReportRef(Record, frozen=True, kw_only=True):
     """Where the report went."""
 

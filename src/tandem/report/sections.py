@@ -1,0 +1,268 @@
+"""What a report says, section by section: symptom, diagnosis, cause, fix and proof, evidence.
+
+For: turning an `Incident` and its `Facts` into blocks, every claim with the evidence it rests on.
+Not for: how blocks look (`markdown.py`, `page.py`), or guidance (`guidance.py`).
+"""
+
+from tandem.facts import Facts
+from tandem.records import (
+    Change,
+    ChangeVerdict,
+    Diagnosis,
+    Incident,
+    ModeVerdict,
+    Observation,
+    TestResult,
+    Trait,
+)
+from tandem.report.blocks import (
+    Block,
+    Bullets,
+    Cite,
+    Code,
+    Inline,
+    Paragraph,
+    Section,
+    Strong,
+    Table,
+    Text,
+    cites,
+    prose,
+)
+from tandem.report.words import changed, cut, length, moment, plain, sentence, shown
+
+TIMELINE_MOST = 30
+EVIDENCE_MOST = 80
+
+
+def symptom(incident: Incident, facts: Facts) -> Section:
+    """What was seen, by whom, since when, and the order of events."""
+    found = incident.finding
+    if found is None:
+        return Section(
+            "Symptom",
+            (
+                Paragraph(("Nothing was wrong that detection could see; a person asked.",)),
+                *_timeline(incident, facts),
+            ),
+        )
+    late = length(found.found_at - found.onset_at)
+    return Section(
+        "Symptom",
+        (
+            Paragraph(
+                (
+                    Strong(plain(found.kind)),
+                    f" on {found.subject}: ",
+                    *prose(sentence(found.summary)),
+                )
+            ),
+            Paragraph((f"It began at {moment(found.onset_at)} and was found {late} later.",)),
+            Bullets(
+                tuple(
+                    (f"{witness.side}: ", *prose(cut(witness.statement)), *cites(witness.evidence))
+                    for witness in found.witnesses
+                )
+            ),
+            *_timeline(incident, facts),
+        ),
+    )
+
+
+def _timeline(incident: Incident, facts: Facts) -> tuple[Block, ...]:
+    rows: list[tuple[float, str]] = [
+        (change.at, f"{change.subject}: {changed(change)}") for change in facts.changes
+    ]
+    if incident.finding is not None:
+        rows.append((incident.finding.onset_at, "first sign of the symptom"))
+        rows.append((incident.finding.found_at, "found"))
+    if incident.seal is not None:
+        rows.append((incident.seal.sealed_at, "evidence sealed"))
+    if incident.outcomes:
+        rows.append((incident.outcomes[0].started_at, "repair began"))
+        rows.append((incident.outcomes[-1].ended_at, "repair ended"))
+    if incident.verification is not None:
+        rows.append((incident.verification.started_at, "verification began"))
+        rows.append((incident.verification.ended_at, "verification ended"))
+    rows.sort(key=lambda row: row[0])
+    kept = rows[-TIMELINE_MOST:]
+    if not kept:
+        return ()
+    table = Table(("When", "What"), tuple(((moment(at),), prose(cut(what))) for at, what in kept))
+    left = len(rows) - len(kept)
+    return (Paragraph((f"{left} earlier events are in the folder.",)), table) if left else (table,)
+
+
+def differential(diagnosis: Diagnosis, facts: Facts) -> Section:
+    """Every mode with what speaks for and against it, the hunch, and the judged changes."""
+    blocks: list[Block] = [
+        Table(
+            ("Failure mode", "Standing", "For", "Against", "Missing"),
+            tuple(
+                (
+                    (Strong(mode.mode),) if mode.mode == diagnosis.cause else (mode.mode,),
+                    (plain(mode.standing),),
+                    _tests(mode, "supports"),
+                    _tests(mode, "contradicts"),
+                    _tests(mode, "unknown"),
+                )
+                for mode in diagnosis.modes
+            ),
+        )
+    ]
+    if diagnosis.hunch is not None:
+        blocks.append(Paragraph(_hunch(diagnosis)))
+    blocks += _ledger(diagnosis, facts)
+    return Section("Differential diagnosis", tuple(blocks))
+
+
+def _tests(mode: ModeVerdict, answer: str) -> Text:
+    parts: list[Inline] = []
+    for test in mode.tests:
+        if test.answer != answer:
+            continue
+        if parts:
+            parts.append("; ")
+        parts += _test(test)
+    return tuple(parts) or ("-",)
+
+
+def _test(test: TestResult) -> Text:
+    if test.answer == "unknown":
+        wanted = f" (would tell: {cut(test.collect, 200)})" if test.collect else ""
+        return (*prose(cut(test.because, 300)), wanted, *cites(test.evidence, 2))
+    return (f"{test.strength}: ", *prose(cut(test.because, 300)), *cites(test.evidence, 3))
+
+
+def _hunch(diagnosis: Diagnosis) -> Text:
+    hunch = diagnosis.hunch
+    if hunch is None:
+        return ()
+    understood = f", understood as {hunch.matched}" if hunch.matched else ""
+    return (
+        "The hunch ",
+        Code(cut(hunch.asked, 120)),
+        f"{understood}: ",
+        Strong(plain(hunch.answer)),
+        ". ",
+        *prose(sentence(hunch.because)),
+        *cites(hunch.evidence),
+    )
+
+
+def _ledger(diagnosis: Diagnosis, facts: Facts) -> list[Block]:
+    if not diagnosis.changes:
+        return [Paragraph(("No change is in the ledger of this window.",))]
+    rows = {change.id: change for change in facts.changes}
+    return [
+        Paragraph(("Every change in the ledger, judged:",)),
+        Table(
+            ("When", "Member", "Change", "Verdict", "Because"),
+            tuple(_judged(one, rows.get(one.change)) for one in diagnosis.changes),
+        ),
+    ]
+
+
+def _judged(judged: ChangeVerdict, change: Change | None) -> tuple[Text, ...]:
+    what = changed(change) if change is not None else judged.what or "restart"
+    because = cut(judged.because, 300)
+    inferred = " (inferred)" if judged.inferred and "inferred" not in because else ""
+    verdict: Inline = Strong("implicated") if judged.verdict == "implicated" else judged.verdict
+    return (
+        (moment(judged.at),),
+        (judged.subject,),
+        (Code(what),),
+        (verdict,),
+        (*prose(because), inferred, *cites(judged.evidence, 3)),
+    )
+
+
+def root_cause(diagnosis: Diagnosis) -> Section:
+    """The cause with its confidence, and what would settle it."""
+    leading = next((mode for mode in diagnosis.modes if mode.mode == diagnosis.cause), None)
+    if diagnosis.cause is None:
+        said = "No cause is named" if diagnosis.verdict == "none" else "The cause is undetermined"
+        first: Text = (Strong(said), f" ({plain(diagnosis.verdict)}).")
+    else:
+        mechanism = f", mechanism: {diagnosis.mechanism}" if diagnosis.mechanism else ""
+        kind = f", of the class {diagnosis.incident_class}" if diagnosis.incident_class else ""
+        first = (Strong(diagnosis.cause), f" ({plain(diagnosis.verdict)}){kind}{mechanism}.")
+    blocks: list[Block] = [Paragraph(first)]
+    if leading is not None:
+        blocks.append(Paragraph(prose(sentence(leading.because))))
+    if diagnosis.confidence_note:
+        blocks.append(Paragraph(("Confidence: ", *prose(sentence(diagnosis.confidence_note)))))
+    if diagnosis.next_observation:
+        blocks.append(
+            Paragraph(("What would settle it: ", *prose(sentence(diagnosis.next_observation))))
+        )
+    out = [one for one in diagnosis.ruled_out if one.mode != diagnosis.cause]
+    if out:
+        blocks.append(Paragraph(("Ruled out:",)))
+        blocks.append(
+            Bullets(
+                tuple(
+                    (Strong(one.mode), ": ", *prose(cut(one.because)), *cites(one.evidence))
+                    for one in out
+                )
+            )
+        )
+    return Section("Root cause", tuple(blocks))
+
+
+def evidence(incident: Incident, facts: Facts, cited: tuple[int, ...]) -> Section:
+    """Where the evidence lies, its hash, what did not fit, and what each citation says."""
+    seal = incident.seal
+    blocks: list[Block] = []
+    if seal is None:
+        blocks.append(Paragraph(("The evidence was not sealed.",)))
+    else:
+        folder = Code(f".tandem/incidents/{incident.id}")
+        blocks.append(
+            Paragraph(
+                (
+                    "Sealed in ",
+                    folder,
+                    f": {seal.observations} observations, {seal.size_bytes} bytes, sha256 ",
+                    Code(seal.sha256),
+                    ".",
+                )
+            )
+        )
+        blocks.append(Bullets(tuple(("left out: ", cut(one, 200)) for one in seal.left_out)))
+    if incident.diagnosis is not None:
+        blocks.append(
+            Paragraph(("Judged with knowledge ", Code(incident.diagnosis.knowledge_version), "."))
+        )
+    shown_rows = cited[:EVIDENCE_MOST]
+    blocks.append(
+        Table(
+            ("Evidence", "When", "Subject", "What it says"),
+            tuple(_evidence_row(number, facts) for number in shown_rows),
+        )
+    )
+    if len(cited) > len(shown_rows):
+        left = len(cited) - len(shown_rows)
+        blocks.append(Paragraph((f"{left} further citations are in the folder.",)))
+    return Section("Evidence", tuple(blocks))
+
+
+def _evidence_row(number: int, facts: Facts) -> tuple[Text, ...]:
+    said: Observation | Change | Trait | None = facts.observation(number)
+    if said is None:
+        said = next((change for change in facts.changes if change.id == number), None)
+    if said is None:
+        said = next((trait for trait in facts.traits if trait.id == number), None)
+    if said is None:
+        return ((Cite(number),), ("-",), ("-",), ("not in the sealed window",))
+    return ((Cite(number),), (moment(said.at),), (said.subject,), _what(said))
+
+
+def _what(said: Observation | Change | Trait) -> Text:
+    if isinstance(said, Change):
+        return (Code(changed(said)), f" (known from {said.how_known or 'the ledger'})")
+    label = f" {said.label}" if said.label else ""
+    if isinstance(said, Observation) and said.missing is not None:
+        return (f"{said.source}: {said.name}{cut(label, 80)} not seen: ", Code(cut(said.missing)))
+    source = f"{said.source}: " if isinstance(said, Observation) else "trait: "
+    return (f"{source}{said.name}{cut(label, 80)} = ", Code(shown(said.value)))
