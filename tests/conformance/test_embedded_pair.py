@@ -13,7 +13,7 @@ import pytest
 
 import tidy
 from tandem import fetch
-from tandem.collect import Collector, Ledger
+from tandem.collect import Collector, Ledger, Recent
 from tandem.collect.engine import EngineSource
 from tandem.collect.health import HealthSource
 from tandem.collect.incarnations import Incarnations
@@ -22,7 +22,7 @@ from tandem.collect.probe import probes
 from tandem.collect.process import ProcessSource
 from tandem.collect.router import RouterSource
 from tandem.engines.sglang import SglangEngine
-from tandem.records import Deployment, Member, ProbeSettings, Role, Trait
+from tandem.records import Deployment, Member, ProbeSettings, Role
 from tandem.records import vocabulary as v
 from tandem.routers.smg import SmgRouter
 
@@ -135,10 +135,9 @@ async def pair(tmp_path, session):
 
 
 def collector_of(pair, engine, router, lives, settings):
-    """Every source of a deployment, as wiring builds them; traits are kept for the probes."""
-    safe = {}
+    """Every source of a deployment, as wiring builds them."""
     clock = RealClock()
-    ledger = Ledger()
+    recent = Recent(pair.deployment, clock.now)
     sources = [ProcessSource(member, None, lives) for member in pair.members.values()]
     sources += [LogSource(member, pair.log_path, lives) for member in pair.members.values()]
     for member in (pair.prefill, pair.decode):
@@ -151,16 +150,17 @@ def collector_of(pair, engine, router, lives, settings):
         settings,
         clock,
         lives,
-        safety=safe.get,
+        safety=recent.safety,
+        recently_completed=recent.recently_completed,
     )
-    return Collector(sources, clock, ledger), safe
+    return Collector(sources, clock, Ledger(), recent)
 
 
 class Watch:
     """Ticks of a collector, remembered."""
 
-    def __init__(self, collector, safe):
-        self.collector, self.safe = collector, safe
+    def __init__(self, collector):
+        self.collector = collector
         self.latest, self.changes = {}, []
 
     async def until(self, wanted, timeout_s=30.0):
@@ -168,9 +168,6 @@ class Watch:
         async with asyncio.timeout(timeout_s):
             while not wanted():
                 harvest = await self.collector.tick(patience_s=0.2)
-                for trait in harvest.traits:
-                    if trait.name == v.T_ACTIVE_PROBE_SAFE and isinstance(trait, Trait):
-                        self.safe[trait.subject] = trait
                 for seen in harvest.observations:
                     self.latest[seen.subject, seen.name, seen.label] = seen
                 self.changes += harvest.changes
@@ -239,8 +236,8 @@ class TestCollecting:
         router = SmgRouter(session, pair.deployment.members)
         lives = Incarnations()
         settings = ProbeSettings(interval_s=0.5, deadline_s=2.0)
-        collector, safe = collector_of(pair, engine, router, lives, settings)
-        watch = Watch(collector, safe)
+        collector = collector_of(pair, engine, router, lives, settings)
+        watch = Watch(collector)
         try:
             cell = "prefill-0>decode-0"
             await watch.until(

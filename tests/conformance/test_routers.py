@@ -100,6 +100,7 @@ class TestSmg:
             (v.WORKER_ACTIVE_REQS, "prefill-0"): 0,
             (v.ROUTER_REQUESTS_TOTAL, ""): 2,
             (v.ROUTER_RESPONSES_TOTAL, ""): 2,
+            (v.ROUTER_RESPONSES_TOTAL, "200"): 2,
             (v.ROUTER_ACTIVE_REQS, ""): 0,
         }.items() <= {key: one.value for key, one in seen.items()}.items()
 

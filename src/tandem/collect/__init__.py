@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from tandem.collect.changes import Ledger
+from tandem.collect.recent import Recent
 from tandem.ports import Clock, Harvest, Source
 from tandem.records import Observation
 from tandem.records import vocabulary as v
@@ -41,15 +42,23 @@ class _Runner:
 
 
 class Collector:
-    """Runs the sources; `ledger`, when given, adds the changes that the harvests show."""
+    """Runs the sources, and shows every harvest to those that learn from it."""
 
     def __init__(
-        self, sources: Sequence[Source], clock: Clock, ledger: Ledger | None = None
+        self,
+        sources: Sequence[Source],
+        clock: Clock,
+        ledger: Ledger | None = None,
+        recent: Recent | None = None,
     ) -> None:
-        """Nothing is asked before the first tick, and then everything is due."""
+        """Nothing is asked before the first tick, and then everything is due.
+
+        `ledger` adds the changes that the harvests show; `recent` is the one the probes ask.
+        """
         self._runners = [_Runner(source) for source in sources]
         self._clock = clock
         self._ledger = ledger
+        self._recent = recent
 
     async def tick(self, patience_s: float = PATIENCE_S) -> Harvest:
         """Start every due source that is not busy; gather whatever has ended within `patience_s`.
@@ -76,6 +85,8 @@ class Collector:
                     harvests.append(runner.task.result())
                 runner.task = None
         gathered = merged(harvests)
+        if self._recent is not None:
+            self._recent.read(gathered)
         if self._ledger is None:
             return gathered
         changes = self._ledger.read(gathered)
@@ -125,4 +136,4 @@ def merged(harvests: Iterable[Harvest]) -> Harvest:
     )
 
 
-__all__ = ["Closable", "Collector", "Ledger", "merged"]
+__all__ = ["Closable", "Collector", "Ledger", "Recent", "merged"]

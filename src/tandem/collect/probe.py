@@ -27,8 +27,8 @@ from tandem.records import (
 )
 from tandem.records import vocabulary as v
 
-UNKNOWN_INTERVAL_S = 1.0
-"""How soon to try again while the adapters have not told yet whether probing is safe."""
+SOON_S = 1.0
+"""How soon to try again while nobody told yet whether probing is safe, or traffic stands in."""
 
 HOLD_S = 3600.0
 """How long a late probe is kept open when nothing ends it; after that it is abandoned."""
@@ -69,7 +69,7 @@ class ProbeSource:
         `recently_completed(subject)` says that real traffic just proved the path.
         """
         self.name = f"probe:{subject}"
-        self.interval_s = UNKNOWN_INTERVAL_S
+        self.interval_s = SOON_S
         self.timeout_s = settings.deadline_s + 10.0
         self._subject = subject
         self._ends = tuple(ends)
@@ -93,6 +93,8 @@ class ProbeSource:
         if reason is not None:
             return Harvest((*settled, self._row(v.PROBE, "off"), self._row(v.PROBE_DETAIL, reason)))
         if self._recently_completed(self._subject):
+            # Looked at again soon: when the traffic stops, the probe must not be late as well.
+            self.interval_s = SOON_S
             return Harvest(tuple(settled))
         self._out = out = self._start()
         await self._until_deadline(out)
@@ -104,7 +106,7 @@ class ProbeSource:
             return "switched off: [probe] active = false"
         traits = [(name, self._safety(name)) for name in self._engines]
         known = all(trait is not None for _, trait in traits)
-        self.interval_s = self._settings.interval_s if known else UNKNOWN_INTERVAL_S
+        self.interval_s = self._settings.interval_s if known else SOON_S
         for name, trait in traits:
             if trait is None:
                 return f"nothing is known of {name} yet"

@@ -40,7 +40,7 @@ PROBE_DETAIL = "probe_detail"  # why a probe failed, is late, or is off, as one 
 
 # The router (source `router`).
 ROUTER_REQUESTS_TOTAL = "router_requests_total"
-ROUTER_RESPONSES_TOTAL = "router_responses_total"
+ROUTER_RESPONSES_TOTAL = "router_responses_total"  # label "" = all, else an HTTP status code
 ROUTER_ACTIVE_REQS = "router_active_reqs"
 WORKER_HEALTHY = "worker_healthy"  # bool, label = member (or URL when no member matches)
 WORKER_ACTIVE_REQS = "worker_active_reqs"  # label = member

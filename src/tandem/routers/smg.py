@@ -175,6 +175,8 @@ class SmgRouter:
             seen(v.ROUTER_REQUESTS_TOTAL, _inference(samples, _REQUESTS)),
             seen(v.ROUTER_RESPONSES_TOTAL, _inference(samples, _RESPONSES)),
         ]
+        for status, count in _by_status(samples).items():
+            found.append(seen(v.ROUTER_RESPONSES_TOTAL, count, label=status))
         active: dict[str, int] = defaultdict(int)
         for sample in samples:
             url = sample.labels.get("worker", "")
@@ -250,6 +252,15 @@ class SmgRouter:
 
 def _metrics_url(member: Member) -> str:
     return member.metrics_url or f"{member.url}/metrics"
+
+
+def _by_status(samples: Sequence[Sample]) -> dict[str, int]:
+    """Responses on inference paths by status code; 499 is a client that left."""
+    counts: dict[str, int] = defaultdict(int)
+    for sample in samples:
+        if sample.name == _RESPONSES and sample.labels.get("path") in INFERENCE_PATHS:
+            counts[sample.labels.get("status_code", "")] += int(sample.value)
+    return dict(sorted(counts.items()))
 
 
 def _inference(samples: Sequence[Sample], name: str) -> int:

@@ -208,10 +208,11 @@ class TestHeldBack:
         assert (before, bench.source.interval_s) == (1.0, 5.0)
 
     async def test_real_traffic_stands_in_for_a_probe(self):
-        """Where traffic just completed nothing is sent and nothing is said."""
+        """Where traffic just completed nothing is sent or said, and it is looked at again soon."""
         bench = Bench(recently_completed=lambda subject: subject == CELL)
 
         assert (await bench.look(), bench.path.sent) == ({}, [])
+        assert bench.source.interval_s == 1.0
 
 
 class TestMatrix:

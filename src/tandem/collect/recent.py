@@ -1,0 +1,127 @@
+"""What the last seconds of harvests say to the probes: is probing safe, and is it needed at all.
+
+For: the newest word on safety of every member, and real traffic that stands in for a probe.
+Not for: judging; where nothing can be said for sure, the answer is the one that probes.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+from tandem.ports import Harvest
+from tandem.records import Deployment, Observation, Path, Role, Trait
+from tandem.records import vocabulary as v
+
+WITHIN_S = 2.5
+"""Completions this fresh prove a path; older ones may be from before it went silent."""
+
+ZERO_S = 4.0
+"""Every queue of the path must have been empty once within this."""
+
+COMPLETIONS_MIN = 2
+"""Beyond our own probes: one more may be another Tandem's."""
+
+SAMPLES_MAX = 16
+
+_QUEUES = {
+    Role.PREFILL: (v.BOOTSTRAP_QUEUE_REQS, v.INFLIGHT_QUEUE_REQS),
+    Role.DECODE: (v.PREALLOC_QUEUE_REQS, v.TRANSFER_QUEUE_REQS),
+}
+
+Key = tuple[str, str, str]
+
+
+class Recent:
+    """Reads every harvest and remembers a few samples of what its answers need."""
+
+    def __init__(self, deployment: Deployment, now: Callable[[], float]) -> None:
+        """`now` is the clock of the harvests."""
+        self._deployment = deployment
+        self._now = now
+        self._safety: dict[str, Trait] = {}
+        self._samples: dict[Key, deque[tuple[float, float]]] = defaultdict(
+            lambda: deque(maxlen=SAMPLES_MAX)
+        )
+        self._zero_at: dict[Key, float] = {}
+        self._probed_at: deque[tuple[float, str]] = deque(maxlen=256)
+
+    def read(self, harvest: Harvest) -> None:
+        """Learn from one harvest."""
+        for trait in harvest.traits:
+            if trait.name == v.T_ACTIVE_PROBE_SAFE:
+                self._safety[trait.subject] = trait
+        for seen in harvest.observations:
+            if seen.name == v.PROBE and seen.value == "completed":
+                self._probed_at.append((seen.at, seen.subject))
+            elif isinstance(seen.value, int | float) and seen.name in _NUMBERS:
+                self._number(seen, float(seen.value))
+
+    def _number(self, seen: Observation, value: float) -> None:
+        key = (seen.subject, seen.name, seen.label)
+        if seen.name in _COUNTERS:
+            self._samples[key].append((seen.at, value))
+        elif value == 0 and seen.source == "loads":
+            self._zero_at[key] = seen.at
+
+    def safety(self, member: str) -> Trait | None:
+        """The newest `T_ACTIVE_PROBE_SAFE` of a member, None before its adapter told."""
+        return self._safety.get(member) or self._safety.get("*")
+
+    def recently_completed(self, subject: str) -> bool:
+        """Whether real requests just completed on a path, or through a router, with nothing held.
+
+        Only where completions can be told apart by path: a cell whose prefill or decode has no
+        other partner. Queues that stay above zero anywhere on the path say no.
+        """
+        if self._deployment.member(subject) is not None:
+            everyone = [one.name for one in self._deployment.members]
+            grown = self._grown((subject, v.ROUTER_RESPONSES_TOTAL, "200"), {subject})
+            return grown >= COMPLETIONS_MIN and self._emptied(everyone)
+        cell = next((one for one in self._deployment.cells() if one.subject == subject), None)
+        if cell is None:
+            return False
+        counter = self._counter_of(cell)
+        return (
+            counter is not None
+            and self._grown(counter, self._probes_counted_in(counter[0])) >= COMPLETIONS_MIN
+            and self._emptied([cell.prefill, cell.decode])
+        )
+
+    def _counter_of(self, cell: Path) -> Key | None:
+        """A counter that counts what completed on this cell and on no other."""
+        if len(self._deployment.of(Role.PREFILL)) == 1:
+            return (cell.decode, v.REQUESTS_TOTAL, "")
+        if len(self._deployment.of(Role.DECODE)) == 1:
+            return (cell.prefill, v.TRANSFERS_TOTAL, "")
+        return None
+
+    def _probes_counted_in(self, member: str) -> set[str]:
+        """The probes that a member's counters may have counted."""
+        cells = [one for one in self._deployment.cells() if member in (one.prefill, one.decode)]
+        routers = self._deployment.of(Role.ROUTER)
+        return {one.subject for one in cells} | {one.name for one in routers}
+
+    def _grown(self, key: Key, own: set[str]) -> float:
+        """How much a counter grew in the last seconds beyond our own probes."""
+        since = self._now() - WITHIN_S
+        samples = [one for one in self._samples.get(key, ()) if one[0] >= since]
+        if len(samples) < 2:
+            return 0.0
+        probes = sum(1 for at, subject in self._probed_at if at >= since and subject in own)
+        # A counter that began anew is a restart, not traffic.
+        return max(0.0, samples[-1][1] - samples[0][1] - probes)
+
+    def _emptied(self, members: list[str]) -> bool:
+        """Whether every hand-off queue of these members was seen empty lately."""
+        since = self._now() - ZERO_S
+        return all(
+            self._zero_at.get((member.name, queue, ""), float("-inf")) >= since
+            for member in self._deployment.members
+            if member.name in members
+            for queue in _QUEUES.get(member.role, ())
+        )
+
+
+_COUNTERS = frozenset({v.REQUESTS_TOTAL, v.TRANSFERS_TOTAL, v.ROUTER_RESPONSES_TOTAL})
+_NUMBERS = _COUNTERS | {queue for queues in _QUEUES.values() for queue in queues}
+
+__all__ = ["Recent"]
