@@ -68,10 +68,10 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
 _SECRET_NAME = (
-    r"[\w.-]*(?:api[-_]?key|access[-_]?key|private[-_]?key|secret|passw|pwd|credential|"
-    r"authorization|cookie)[\w.-]*"
+    r"[\w.-]{0,40}(?:api[-_]?key|access[-_]?key|private[-_]?key|secret|passw|pwd|credential|"
+    r"authorization|cookie)[\w.-]{0,40}"
 )
-_TOKEN_NAME = r"[\w.-]*token"
+_TOKEN_NAME = r"[\w.-]{0,40}token"
 _IS = r"[\"']?\s*[:=]\s*"
 _PROMPT = rf"\b((?:text|prompts?|contents?|messages?|inputs?|input_text|input_ids|query|body){_IS})"
 _BARE = r"[^\s\"',;&}\)\]]+"
@@ -82,17 +82,18 @@ _KEYS = (
     r"[-_]?[A-Za-z0-9][\w-]{11,}"
 )
 _MIXED_40 = (
-    r"(?<![\w/+.-])(?!/)(?=\S*[A-Z])(?=\S*[a-z])(?=(?:[^\s\d]*\d){2})"
+    r"(?<![\w/+.-])(?!/)(?=\S{0,39}[A-Z])(?=\S{0,39}[a-z])(?=\S{0,39}\d)"
     r"[A-Za-z0-9/+]{40}=*(?![\w/+=.-])"
 )
 
+# Every repeat that may begin anywhere is bounded: a hostile line costs no more than a long one.
 _SHAPES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), into)
     for pattern, into in (
         (r"(?s)-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)", REDACTED),
         # A URL keeps where, and loses who asks and what is asked.
-        (r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/'\"]*@", r"\1"),
-        (r"(?i)\b([a-z][a-z0-9+.-]*://[^\s?#'\"<>]*)[?#][^\s'\"<>]*", r"\1"),
+        (r"(?i)\b([a-z][a-z0-9+.-]{0,20}://)[^\s/'\"]*@", r"\1"),
+        (r"(?i)\b([a-z][a-z0-9+.-]{0,20}://[^\s?#'\"<>]*)[?#][^\s'\"<>]*", r"\1"),
         (r"\beyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)?", REDACTED),
         (r"(?i)\b(bearer|basic|digest)\s+[\w.~+/=:-]{6,}", rf"\1 {REDACTED}"),
         (_KEYS, REDACTED),
@@ -111,8 +112,8 @@ _SHAPES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (rf"(?i)(--{_SECRET_NAME}\s+)(?!{_DONE}){_BARE}", rf"\1{REDACTED}"),
         (rf"(?i)(--{_TOKEN_NAME}\s+)(?!{_COUNT}|{_DONE}){_BARE}", rf"\1{REDACTED}"),
         # What is left that is long: quoted prose, and a key without a name beside it.
-        (r"'(?=[^'\n]{80})[^'\n]* [^'\n]*'", f"'{REDACTED}'"),
-        (r'"(?=[^"\n]{80})[^"\n]* [^"\n]*"', f'"{REDACTED}"'),
+        (r"'(?=[^'\n]{0,60} )[^'\n]{80,}'", f"'{REDACTED}'"),
+        (r'"(?=[^"\n]{0,60} )[^"\n]{80,}"', f'"{REDACTED}"'),
         (_MIXED_40, REDACTED),
         (r"\b(?=\w*[A-Z])(?=\w*[a-z])(?=(?:[A-Za-z_]*\d){4})\w{32,}\b", REDACTED),
     )
