@@ -209,6 +209,37 @@ class TestVariables:
         """`[evidence] environment` adds names."""
         assert redact.variable("MY_SWITCH", "on", ("MY_SWITCH",)) == "on"
 
+    def test_that_nothing_may_be_shown_is_kept(self):
+        """A row without a label says that somebody looked, or why not; it names no variable."""
+        looked = Observation(source="process", subject="d", name=v.ENVIRONMENT, at=1.0)
+        failed = msgspec.structs.replace(looked, missing="access denied")
+
+        assert redact.observation(looked) == looked
+        assert redact.observation(failed) == failed
+
+
+class TestChanges:
+    @pytest.mark.parametrize(
+        ("kind", "what", "before", "after", "kept"),
+        [
+            ("flag", "--disable-overlap-schedule", None, "", (None, "")),
+            ("flag", "--cuda-graph-max-bs", "64", "96", ("64", "96")),
+            ("flag", "argv", "python -m x", f"python -m y {PASSWORD}",
+             ("python -m x", "python -m y <redacted>")),
+            ("flag", "--api-key", None, PASSWORD, (None, "<redacted>")),
+            ("env", "SGLANG_X", "0", "1", ("0", "1")),
+            ("env", "HF_TOKEN", None, HF, (None, "<redacted>")),
+            ("restart", "", "12:34", "13:35", ("12:34", "13:35")),
+        ],
+    )  # fmt: skip
+    def test_that_something_changed_stays(self, kind, what, before, after, kept):
+        """The row and its name stay; its values follow the rule of their kind."""
+        row = Change(at=1.0, subject="d", kind=kind, what=what, before=before, after=after)
+
+        shown = redact.change(row)
+
+        assert (shown.what, (shown.before, shown.after)) == (what, kept)
+
 
 class TestServerArguments:
     @pytest.mark.parametrize(

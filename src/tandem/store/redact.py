@@ -36,7 +36,7 @@ HARMLESS = frozenset(
     host port url model model-path tokenizer tokenizer-path tokenizer-mode served-model-name dtype
     quantization kv-cache-dtype device revision load-format context-length ctx
     disaggregation-mode disaggregation-transfer-backend disaggregation-bootstrap-port
-    disaggregation-ib-device disaggregation-decode-tp disaggregation-decode-dp
+    disaggregation-decode-allocation-policy disaggregation-ib-device disaggregation-decode-tp disaggregation-decode-dp
     disaggregation-prefill-pp disaggregation-decode-enable-offload-kvcache
     num-reserved-decode-tokens kv-transfer-config kv-connector handoff transport bootstrap-port
     bootstrap-host role prefill decode policy prefill-policy decode-policy pd-disaggregation
@@ -68,10 +68,9 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
 _SECRET_NAME = (
-    r"[\w.-]{0,40}(?:api[-_]?key|access[-_]?key|private[-_]?key|secret|passw|pwd|credential|"
+    r"(?:api[-_]?key|access[-_]?key|private[-_]?key|secret|passw|pwd|credential|"
     r"authorization|cookie)[\w.-]{0,40}"
 )
-_TOKEN_NAME = r"[\w.-]{0,40}token"
 _IS = r"[\"']?\s*[:=]\s*"
 _PROMPT = rf"\b((?:text|prompts?|contents?|messages?|inputs?|input_text|input_ids|query|body){_IS})"
 _BARE = r"[^\s\"',;&}\)\]]+"
@@ -106,11 +105,11 @@ _SHAPES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         # Credentials by name. A token with a number is a count (`#new-token: 32`).
         (rf"(?i)({_SECRET_NAME}{_IS})(?!{_DONE})(?:'[^']*'|\"[^\"]*\"|{_BARE})", rf"\1{REDACTED}"),
         (
-            rf"(?i)({_TOKEN_NAME}{_IS})(?!{_COUNT}|{_DONE})(?:'[^']*'|\"[^\"]*\"|{_BARE})",
+            rf"(?i)(token{_IS})(?!{_COUNT}|{_DONE})(?:'[^']*'|\"[^\"]*\"|{_BARE})",
             rf"\1{REDACTED}",
         ),
-        (rf"(?i)(--{_SECRET_NAME}\s+)(?!{_DONE}){_BARE}", rf"\1{REDACTED}"),
-        (rf"(?i)(--{_TOKEN_NAME}\s+)(?!{_COUNT}|{_DONE}){_BARE}", rf"\1{REDACTED}"),
+        (rf"(?i)(--[\w-]{{0,40}}{_SECRET_NAME}\s+)(?!{_DONE}){_BARE}", rf"\1{REDACTED}"),
+        (rf"(?i)(--[\w-]{{0,40}}token\s+)(?!{_COUNT}|{_DONE}){_BARE}", rf"\1{REDACTED}"),
         # What is left that is long: quoted prose, and a key without a name beside it.
         (r"'(?=[^'\n]{0,60} )[^'\n]{80,}'", f"'{REDACTED}'"),
         (r'"(?=[^"\n]{0,60} )[^"\n]{80,}"', f'"{REDACTED}"'),
@@ -130,7 +129,7 @@ def text(value: str) -> str:
 
 
 def _is_plain(value: str) -> bool:
-    return value.lower() in _SWITCH or bool(_PLAIN.fullmatch(value))
+    return not value or value.lower() in _SWITCH or bool(_PLAIN.fullmatch(value))
 
 
 def argument(name: str, value: str) -> str:
@@ -204,7 +203,7 @@ def deployment(given: Deployment, also: Sequence[str] = ()) -> Deployment:
 def observation(seen: Observation, also: Sequence[str] = ()) -> Observation | None:
     """An observation that may be kept, or None when nothing of it may."""
     value = seen.value
-    if seen.name == v.ENVIRONMENT:
+    if seen.name == v.ENVIRONMENT and seen.label:
         value = variable(seen.label, "" if value is None else str(value), also)
         if value is None:
             return None
@@ -254,6 +253,8 @@ def change(given: Change, also: Sequence[str] = ()) -> Change:
             return None
         if given.kind == "env":
             return variable(given.what, value, also) or REDACTED
+        if given.kind == "flag" and given.what == "argv":  # the words before the first flag
+            return " ".join(command_line(value.split()))
         if given.kind == "flag":
             return argument(given.what, value)
         return text(value)

@@ -60,8 +60,8 @@ class Store:
         self.slow: dict[Key, Observation] = {}
         self.traits: dict[Key, Trait] = {}
         self.changes: list[Change] = []
-        self._seen = 0
-        """The newest id that these and the window know of."""
+        self._seen = -1
+        """The newest id that these and the window know of; -1 before the first look."""
         self._pruned_at: float | None = None
 
     @classmethod
@@ -148,7 +148,7 @@ class Store:
         last = self._state.last_id()
         if last == self._seen:
             return
-        if self._seen == 0:
+        if self._seen < 0:
             slow = self._state.latest_slow()
         else:
             slow = self._state.newer_observations(self._seen)
