@@ -1,0 +1,108 @@
+"""One drill from beginning to end: bring up, watch, inject, wait, take down, score."""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from tandem.config import load
+from tandem.drills.drill import Drill, Scene, Tell
+from tandem.drills.score import Score, score
+from tandem.drills.traffic import ClientLog, Traffic
+from tandem.drills.workspace import Workspace
+from tandem.errors import NotProvenError
+from tandem.records import Incident
+from tandem.store import Store
+
+HUNCH = "overlap schedule"
+WARM_S = 3.0
+"""Traffic before anything is done, so that progress has been seen."""
+FOUND_BOUND_S = 45.0
+HANDLED_BOUND_S = 150.0
+STEP_S = 0.25
+SETTLED = ("closed", "failed")
+
+
+@contextlib.asynccontextmanager
+async def open_scene(
+    workspace: Workspace, drill: Drill, seed: int, tell: Tell
+) -> AsyncIterator[Scene]:
+    """A serving, watched deployment with clients; everything is put away afterwards."""
+    log = ClientLog()
+    traffic = Traffic(workspace.router_url, drill.shape, seed=seed, log=log)
+    scene = Scene(workspace=workspace, log=log, traffic=traffic, seed=seed, tell=tell)
+    try:
+        tell("bringing up one prefill, one decode and the router")
+        await workspace.tandem("up")
+        await workspace.start_watch(HUNCH)
+        await traffic.start()
+        await asyncio.sleep(WARM_S)
+        yield scene
+    finally:
+        for one in (traffic, *scene.background):
+            await one.stop()
+        await workspace.close()
+        log.write(workspace.root / "client.jsonl")
+
+
+def newest_incident(workspace: Workspace) -> Incident | None:
+    """The latest incident the loop under test has written, if any."""
+    store = Store.open(workspace.root, load(workspace.config))
+    try:
+        return next(iter(store.incidents()), None)
+    finally:
+        store.close()
+
+
+async def wait_for(
+    workspace: Workspace, holds: Callable[[Incident | None], bool], bound_s: float
+) -> Incident | None:
+    """Wait until the newest incident satisfies `holds`, at most `bound_s`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + bound_s
+    while loop.time() < deadline:
+        if not workspace.watch_alive():
+            raise NotProvenError(
+                "`tandem watch` ended by itself during the drill.",
+                next_step=f"Read {workspace.root / 'watch.log'}.",
+            )
+        incident = newest_incident(workspace)
+        if holds(incident):
+            return incident
+        await asyncio.sleep(STEP_S)
+    return newest_incident(workspace)
+
+
+async def rehearse(drill: Drill, *, seed: int, tell: Tell, root: Path | None = None) -> Score:
+    """Run one drill in a folder of its own (kept when `root` is given) and score it."""
+    with contextlib.ExitStack() as stack:
+        if root is None:
+            prefix = f"tandem-{drill.name}-"
+            temporary = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+            root = Path(stack.enter_context(temporary))
+        workspace = Workspace(root=root)
+        workspace.create()
+        async with open_scene(workspace, drill, seed, tell) as scene:
+            await drill.script(scene)
+            incident = await _aftermath(drill, scene)
+        return score(drill.name, seed, incident, scene.log, stall_expected=drill.stall_expected)
+
+
+async def _aftermath(drill: Drill, scene: Scene) -> Incident | None:
+    workspace = scene.workspace
+    if not drill.stall_expected:
+        return await wait_for(workspace, lambda incident: incident is not None, drill.calm_s)
+    scene.tell("waiting for the loop to notice")
+    found = await wait_for(workspace, lambda incident: incident is not None, FOUND_BOUND_S)
+    if found is None:
+        return None
+    await scene.traffic.pause()
+    scene.tell("found; waiting for diagnosis, repair, proof and report")
+    return await wait_for(
+        workspace,
+        lambda incident: incident is not None
+        and incident.state in SETTLED
+        and incident.report is not None,
+        HANDLED_BOUND_S,
+    )
