@@ -33,6 +33,14 @@ async def _leases(scene: Scene) -> None:
     await _campaign(scene, "leases")
 
 
+DEMO = Drill(
+    name="demo",
+    about="the incident, told",
+    stall_expected=True,
+    script=_stale,
+    shape=Shape(sessions=6),
+)
+
 DRILLS = (
     Drill(
         name="stale-peer-after-decode-restarts",

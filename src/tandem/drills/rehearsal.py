@@ -74,7 +74,14 @@ async def wait_for(
     return newest_incident(workspace)
 
 
-async def rehearse(drill: Drill, *, seed: int, tell: Tell, root: Path | None = None) -> Score:
+async def rehearse(
+    drill: Drill,
+    *,
+    seed: int,
+    tell: Tell,
+    root: Path | None = None,
+    on_scene: Callable[[Scene], None] | None = None,
+) -> Score:
     """Run one drill in a folder of its own (kept when `root` is given) and score it."""
     with contextlib.ExitStack() as stack:
         if root is None:
@@ -84,6 +91,8 @@ async def rehearse(drill: Drill, *, seed: int, tell: Tell, root: Path | None = N
         workspace = Workspace(root=root)
         workspace.create()
         async with open_scene(workspace, drill, seed, tell) as scene:
+            if on_scene is not None:
+                on_scene(scene)
             await drill.script(scene)
             incident = await _aftermath(drill, scene)
         return score(drill.name, seed, incident, scene.log, stall_expected=drill.stall_expected)
