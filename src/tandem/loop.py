@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -18,7 +19,7 @@ from tandem.diagnose import diagnose
 from tandem.errors import RefusedError, TandemError
 from tandem.facts import Facts
 from tandem.plan import plan_repair
-from tandem.ports import Clock, Harvest, Mode
+from tandem.ports import Clock, Hands, Harvest, Mode
 from tandem.records import (
     Diagnosis,
     Finding,
@@ -32,7 +33,7 @@ from tandem.records import (
     Verification,
 )
 from tandem.records import vocabulary as v
-from tandem.repair import Hands, repair
+from tandem.repair import repair, succeeded
 from tandem.report import render
 from tandem.report.document import publish
 from tandem.store import Store, load_incident
@@ -176,15 +177,8 @@ async def open_incident(
     parts: Parts, finding: Finding | None, hunch: str | None, tell: Tell
 ) -> Incident:
     """Evidence, seal, diagnosis and plan of one finding: nothing is touched."""
-    now = parts.clock.now()
-    incident = Incident(
-        id=parts.store.new_incident_id(now, finding.kind if finding else "investigation"),
-        opened_at=now,
-        deployment=parts.settings.deployment,
-        finding=finding,
-        hunch=hunch,
-    )
-    parts.store.save(incident)
+    slug = finding.kind if finding else "investigation"
+    incident = parts.store.begin(slug, now=parts.clock.now(), finding=finding, hunch=hunch)
     say(parts, tell, "evidence", "taking evidence before anything is touched", incident=incident.id)
     await _take_evidence(parts)
     now = parts.clock.now()
@@ -199,7 +193,7 @@ async def open_incident(
 
 async def judge(parts: Parts, incident: Incident, tell: Tell) -> Incident:
     """Diagnose and plan from the sealed folder alone."""
-    _, facts = load_incident(parts.store.folder(incident.id))
+    _, facts = load_incident(_folder(parts, incident))
     findings = (incident.finding,) if incident.finding else ()
     diagnosis = diagnose(facts, findings, parts.modes, incident.hunch)
     plan = plan_repair(diagnosis, incident.finding, facts, parts.settings.policy)
@@ -207,6 +201,10 @@ async def judge(parts: Parts, incident: Incident, tell: Tell) -> Incident:
     parts.store.save(incident)
     _tell_diagnosis(parts, incident, diagnosis, plan, tell)
     return incident
+
+
+def _folder(parts: Parts, incident: Incident) -> Path:
+    return parts.store.incidents_folder / incident.id
 
 
 def _tell_diagnosis(
@@ -289,7 +287,7 @@ async def run_repair(
             settings=parts.settings,
             resume=resume,
         )
-        repaired = bool(outcomes) and all(one.status in ("done", "already") for one in outcomes)
+        repaired = succeeded(plan, outcomes)
         incident = msgspec.structs.replace(
             incident, outcomes=outcomes, state="repaired" if repaired else "failed"
         )
@@ -333,10 +331,10 @@ async def run_verify(
 
 async def run_report(parts: Parts, incident: Incident, *, tell: Tell) -> Incident:
     """Write the incident into the living document and commit it."""
-    _, facts = load_incident(parts.store.folder(incident.id))
+    _, facts = load_incident(_folder(parts, incident))
     rendered = render(incident, facts)
     reference = await asyncio.to_thread(
-        publish, rendered, parts.settings, parts.store.folder(incident.id)
+        publish, rendered, parts.settings, _folder(parts, incident)
     )
     incident = msgspec.structs.replace(incident, report=reference)
     parts.store.save(incident)

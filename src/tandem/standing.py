@@ -18,7 +18,7 @@ from tandem.records import (
     Status,
 )
 from tandem.records import vocabulary as v
-from tandem.repair import repair
+from tandem.repair import repair, succeeded
 
 NEVER_DECODE_ALONE = "never restart decode alone against a prefill that keeps running"
 
@@ -37,8 +37,8 @@ async def bring_up(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
         except BaseException:
             await _put_away(parts, before, tell)
             raise
-        failed = next((one for one in outcomes if one.status not in ("done", "already")), None)
-        if failed is not None:
+        if not succeeded(plan, outcomes):
+            failed = outcomes[-1]
             await _put_away(parts, before, tell)
             raise WorldError(
                 f"{parts.settings.deployment.name} did not come up: {failed.detail}.",
@@ -53,8 +53,8 @@ async def take_down(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
     with parts.store.lock("repair"):
         plan = plan_take_down(parts.settings.deployment, parts.settings.policy)
         outcomes = await _carry_out(parts, plan, tell)
-        failed = next((one for one in outcomes if one.status not in ("done", "already")), None)
-        if failed is not None:
+        if not succeeded(plan, outcomes):
+            failed = next(one for one in outcomes if one.status == "failed")
             raise NotProvenError(
                 f"{parts.settings.deployment.name} is not wholly down: {failed.detail}.",
                 next_step="End the named holder yourself and run `tandem down` again.",
@@ -166,7 +166,7 @@ async def _carry_out(parts: Parts, plan: Plan, tell: Tell) -> tuple[Outcome, ...
     return await repair(
         plan,
         parts.hands,
-        parts.store.journal_for(None),
+        parts.store.journal_for("standing"),
         parts.clock,
         tell=lambda text: say(parts, tell, "step", text),
         settings=parts.settings,

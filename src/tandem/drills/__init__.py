@@ -12,9 +12,12 @@ import msgspec
 
 from tandem.drills import controls, decode_restarts
 from tandem.drills.drill import Drill, Tell
+from tandem.drills.incident_demo import demo
 from tandem.drills.rehearsal import rehearse
 from tandem.drills.score import Score
 from tandem.errors import ConfigError, NotProvenError
+
+__all__ = ["DRILLS", "demo", "listing", "run"]
 
 DRILLS: dict[str, Drill] = {
     drill.name: drill for drill in (*decode_restarts.DRILLS, *controls.DRILLS)

@@ -80,9 +80,12 @@ class ClientLog:
 class Traffic:
     """Sessions against one router until stopped; seeded, so that a drill replays."""
 
-    def __init__(self, url: str, shape: Shape, *, seed: int, log: ClientLog) -> None:
-        """`url` is the router's root; `log` collects what happens."""
+    def __init__(
+        self, url: str, shape: Shape, *, seed: int, log: ClientLog, model: str = "rehearsal"
+    ) -> None:
+        """`url` is the router's root, `model` its served name; `log` collects what happens."""
         self.url = url
+        self.model = model
         self.shape = shape
         self.log = log
         self._random = random.Random(seed)  # noqa: S311 - reproducible words, not secrets
@@ -141,7 +144,7 @@ class Traffic:
         entry = Sent(session=session, turn=turn, sent_at=time.time())
         self.log.sent.append(entry)
         body = {
-            "model": "default",
+            "model": self.model,
             "messages": messages,
             "max_tokens": self.shape.output_tokens,
             "temperature": 0,

@@ -19,7 +19,7 @@ from pathlib import Path
 from tandem.errors import WorldError
 
 COMMAND_TIMEOUT_S = 90.0
-PTRACE_NOTE = "the workers allow their own user to take stacks"
+SERVED_NAME = "rehearsal"
 
 CONFIG = """\
 # A rehearsal deployment: one prefill, one decode, the router, on this machine only.
@@ -132,6 +132,7 @@ class Workspace:
 
     def _engine_argv(self, role: str, port: int) -> list[str]:
         argv = ["{python}", "-m", "tandem_engine", role, "--model", self.model]
+        argv += ["--served-model-name", SERVED_NAME]
         switchboard = self.root / f"switchboard-{role}.json"
         return [*argv, "--port", str(port), "--enable-faults", str(switchboard)]
 

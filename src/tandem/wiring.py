@@ -1,0 +1,158 @@
+"""From configuration to working parts: the one place that knows every plug-in by name.
+
+For: building `loop.Parts` and closing it again. Not for: any decision.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+
+from tandem import fetch
+from tandem.collect import Collector, Ledger
+from tandem.collect.engine import EngineSource
+from tandem.collect.health import HealthSource
+from tandem.collect.incarnations import Incarnations
+from tandem.collect.logs import LogSource
+from tandem.collect.probe import probes
+from tandem.collect.process import ProcessSource
+from tandem.collect.router import RouterSource
+from tandem.collect.stacks import StackTaker
+from tandem.config import load
+from tandem.engines.sglang import SglangEngine
+from tandem.errors import ConfigError
+from tandem.failures import discover
+from tandem.loop import DETECT_WINDOW_S, Parts
+from tandem.ports import Clock, Engine, Hands, Router, Source, Supervisor
+from tandem.records import Member, Role, Settings, Trait
+from tandem.records import vocabulary as v
+from tandem.routers.smg import SmgRouter
+from tandem.store import Store
+from tandem.supervisors.local import LocalSupervisor
+
+CONFIG_NAME = "tandem.toml"
+CONFIG_VARIABLE = "TANDEM_CONFIG"
+
+
+class SystemClock:
+    """The real time of day."""
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+
+def find_settings(path: Path | None) -> Settings:
+    """The configuration asked for, or the nearest one: `TANDEM_CONFIG`, then upwards from here.
+
+    Raises `ConfigError` when there is none or it is wrong.
+    """
+    if path is None and os.environ.get(CONFIG_VARIABLE):
+        path = Path(os.environ[CONFIG_VARIABLE])
+    if path is not None:
+        return load(path)
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / CONFIG_NAME).is_file():
+            return load(folder / CONFIG_NAME)
+    raise ConfigError(
+        f"There is no {CONFIG_NAME} in {here} or above it.",
+        next_step="Go to the folder of one, or name it with --config.",
+    )
+
+
+@contextlib.asynccontextmanager
+async def open_parts(settings: Settings) -> AsyncIterator[Parts]:
+    """Build everything the loop works with; closes sessions, probes and the store afterwards."""
+    clock = SystemClock()
+    root = Path(settings.root)
+    async with contextlib.AsyncExitStack() as stack:
+        store = stack.enter_context(Store.open(root, settings))
+        session = await stack.enter_async_context(fetch.session())
+        hands = _hands(settings, session, root)
+        incarnations = Incarnations()
+        sources = _sources(settings, hands, clock, incarnations, _safety(store, clock))
+        collector = Collector(sources, clock, Ledger())
+        stack.push_async_callback(collector.close)
+        yield Parts(
+            settings=settings,
+            store=store,
+            hands=hands,
+            clock=clock,
+            collector=collector,
+            modes=discover(),
+            take_stacks=StackTaker(incarnations).take,
+        )
+
+
+def _hands(settings: Settings, session: aiohttp.ClientSession, root: Path) -> Hands:
+    members = settings.deployment.members
+    engines: dict[str, Engine] = {"sglang": SglangEngine(session)}
+    routers: dict[str, Router] = {"smg": SmgRouter(session, members)}
+    supervisors: dict[str, Supervisor] = {"local": LocalSupervisor(root)}
+    return Hands(
+        deployment=settings.deployment,
+        engines=engines,
+        routers=routers,
+        supervisors=supervisors,
+    )
+
+
+def _safety(store: Store, clock: Clock) -> Callable[[str], Trait | None]:
+    def of(member: str) -> Trait | None:
+        facts = store.facts(now=clock.now(), window_s=DETECT_WINDOW_S)
+        return facts.trait(member, v.T_ACTIVE_PROBE_SAFE)
+
+    return of
+
+
+def _sources(
+    settings: Settings,
+    hands: Hands,
+    clock: Clock,
+    incarnations: Incarnations,
+    safety: Callable[[str], Trait | None],
+) -> list[Source]:
+    every_s = settings.watch.interval_s
+    found: list[Source] = []
+    for member in settings.deployment.members:
+        found += _member_sources(settings, hands, incarnations, member, every_s)
+    found += probes(
+        settings.deployment,
+        hands.engines,
+        hands.routers,
+        settings.probe,
+        clock,
+        incarnations,
+        safety=safety,
+    )
+    return found
+
+
+def _member_sources(
+    settings: Settings, hands: Hands, incarnations: Incarnations, member: Member, every_s: float
+) -> list[Source]:
+    supervisor = hands.supervisors.get(member.supervisor)
+    allowed = settings.evidence.environment
+    found: list[Source] = [
+        ProcessSource(member, supervisor, incarnations, interval_s=every_s, variables=allowed)
+    ]
+    if supervisor is not None:
+        found.append(LogSource(member, supervisor.log_path, incarnations))
+    if member.role is Role.ROUTER:
+        if member.engine in hands.routers:
+            router = hands.routers[member.engine]
+            found.append(RouterSource(router, member, incarnations, interval_s=every_s))
+    elif member.engine in hands.engines:
+        engine = hands.engines[member.engine]
+        found.append(EngineSource(engine, member, incarnations, interval_s=every_s))
+        found.append(HealthSource(engine, member, incarnations))
+    return found
