@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -177,8 +176,15 @@ async def open_incident(
     parts: Parts, finding: Finding | None, hunch: str | None, tell: Tell
 ) -> Incident:
     """Evidence, seal, diagnosis and plan of one finding: nothing is touched."""
-    slug = finding.kind if finding else "investigation"
-    incident = parts.store.begin(slug, now=parts.clock.now(), finding=finding, hunch=hunch)
+    now = parts.clock.now()
+    incident = Incident(
+        id=parts.store.new_incident_id(now, finding.kind if finding else "investigation"),
+        opened_at=now,
+        deployment=parts.settings.deployment,
+        finding=finding,
+        hunch=hunch,
+    )
+    parts.store.save(incident)
     say(parts, tell, "evidence", "taking evidence before anything is touched", incident=incident.id)
     await _take_evidence(parts)
     now = parts.clock.now()
@@ -193,7 +199,7 @@ async def open_incident(
 
 async def judge(parts: Parts, incident: Incident, tell: Tell) -> Incident:
     """Diagnose and plan from the sealed folder alone."""
-    _, facts = load_incident(_folder(parts, incident))
+    _, facts = load_incident(parts.store.folder(incident.id))
     findings = (incident.finding,) if incident.finding else ()
     diagnosis = diagnose(facts, findings, parts.modes, incident.hunch)
     plan = plan_repair(diagnosis, incident.finding, facts, parts.settings.policy)
@@ -201,10 +207,6 @@ async def judge(parts: Parts, incident: Incident, tell: Tell) -> Incident:
     parts.store.save(incident)
     _tell_diagnosis(parts, incident, diagnosis, plan, tell)
     return incident
-
-
-def _folder(parts: Parts, incident: Incident) -> Path:
-    return parts.store.incidents_folder / incident.id
 
 
 def _tell_diagnosis(
@@ -331,10 +333,10 @@ async def run_verify(
 
 async def run_report(parts: Parts, incident: Incident, *, tell: Tell) -> Incident:
     """Write the incident into the living document and commit it."""
-    _, facts = load_incident(_folder(parts, incident))
+    _, facts = load_incident(parts.store.folder(incident.id))
     rendered = render(incident, facts)
     reference = await asyncio.to_thread(
-        publish, rendered, parts.settings, _folder(parts, incident)
+        publish, rendered, parts.settings, parts.store.folder(incident.id)
     )
     incident = msgspec.structs.replace(incident, report=reference)
     parts.store.save(incident)

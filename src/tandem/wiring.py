@@ -14,6 +14,7 @@ import aiohttp
 
 from tandem import fetch
 from tandem.collect import Collector, Ledger
+from tandem.collect.changes import known_from
 from tandem.collect.engine import EngineSource
 from tandem.collect.health import HealthSource
 from tandem.collect.incarnations import Incarnations
@@ -80,7 +81,9 @@ async def open_parts(settings: Settings) -> AsyncIterator[Parts]:
         hands = _hands(settings, session, root)
         incarnations = Incarnations()
         sources = _sources(settings, hands, clock, incarnations, _safety(store, clock))
-        collector = Collector(sources, clock, Ledger())
+        known = store.facts(now=clock.now(), window_s=DETECT_WINDOW_S)
+        ledger = Ledger(lambda member: known_from(known, member))
+        collector = Collector(sources, clock, ledger)
         stack.push_async_callback(collector.close)
         yield Parts(
             settings=settings,
