@@ -38,6 +38,8 @@ class Shape:
     words: int = 18
     output_tokens: int = 12
     pause_s: float = 0.2
+    backoff_s: float = 1.0
+    """After a failure, as a decent client does."""
     timeout_s: float = 150.0
 
 
@@ -132,7 +134,7 @@ class Traffic:
             messages.append({"role": "user", "content": self._words(session, turn)})
             answer = await self.ask(session, turn, messages)
             if answer is None:
-                await asyncio.sleep(self.shape.pause_s)
+                await asyncio.sleep(self.shape.backoff_s)
                 return
             messages.append({"role": "assistant", "content": answer})
             await asyncio.sleep(self.shape.pause_s)

@@ -158,7 +158,7 @@ class Workspace:
         argv += ["--prometheus-host", "127.0.0.1", "--prometheus-port", metrics]
         argv += ["--health-check-interval-secs", "1", "--health-success-threshold", "1"]
         argv += ["--worker-startup-check-interval", "1", "--shutdown-grace-period-secs", "1"]
-        return [*argv, "--retry-max-retries", "1", "--cb-timeout-duration-secs", "2"]
+        return [*argv, "--retry-max-retries", "1", "--disable-circuit-breaker"]
 
     async def tandem(self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Run one Tandem command in the workspace; its output, or `WorldError` when it fails."""
