@@ -173,9 +173,17 @@ class _Watcher:
 
 
 async def open_incident(
-    parts: Parts, finding: Finding | None, hunch: str | None, tell: Tell
+    parts: Parts,
+    finding: Finding | None,
+    hunch: str | None,
+    tell: Tell,
+    *,
+    window_s: float | None = None,
 ) -> Incident:
-    """Evidence, seal, diagnosis and plan of one finding: nothing is touched."""
+    """Evidence, seal, diagnosis and plan of one finding: nothing is touched.
+
+    `window_s` is how far back the sealed observations reach, `[evidence] window_s` unless given.
+    """
     now = parts.clock.now()
     incident = Incident(
         id=parts.store.new_incident_id(now, finding.kind if finding else "investigation"),
@@ -189,7 +197,9 @@ async def open_incident(
     await _take_evidence(parts)
     now = parts.clock.now()
     deadline_s = parts.settings.evidence.seconds
-    seal = await asyncio.to_thread(parts.store.seal, incident, now=now, deadline_s=deadline_s)
+    seal = await asyncio.to_thread(
+        parts.store.seal, incident, now=now, deadline_s=deadline_s, window_s=window_s
+    )
     incident = msgspec.structs.replace(incident, seal=seal)
     parts.store.save(incident)
     said = f"evidence sealed: {seal.observations} observations, sha256 {seal.sha256[:12]}"
@@ -346,12 +356,11 @@ async def run_report(parts: Parts, incident: Incident, *, tell: Tell) -> Inciden
     return incident
 
 
-async def investigate(
-    parts: Parts, *, hunch: str | None, since_s: float, tell: Tell
-) -> Incident:
+async def investigate(parts: Parts, *, hunch: str | None, since_s: float, tell: Tell) -> Incident:
     """The word of the person in the incident: look, seal, judge, propose; act on nothing.
 
-    When a watch runs its observations serve; otherwise this looks for `LOOK_S` itself.
+    When a watch runs its observations serve; otherwise this looks for `LOOK_S` itself. `since_s`
+    is how far back the sealed evidence reaches, as far as anything was remembered.
     """
     thresholds = parts.settings.detect
     if parts.store.holder("watch") is None:
@@ -366,7 +375,7 @@ async def investigate(
     worst = next((one for one in standing if one.actionable), None)
     finding = worst or (standing[0] if standing else None)
     tell(finding.summary if finding else "nothing is wrong that detect can see")
-    return await open_incident(parts, finding, hunch, tell)
+    return await open_incident(parts, finding, hunch, tell, window_s=since_s)
 
 
 def look_back(parts: Parts) -> Facts:

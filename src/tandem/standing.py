@@ -9,7 +9,6 @@ from tandem.plan import bring_up as plan_bring_up
 from tandem.plan import take_down as plan_take_down
 from tandem.records import (
     Incarnation,
-
     Member,
     MemberStatus,
     Outcome,
@@ -62,9 +61,7 @@ async def take_down(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
     return outcomes
 
 
-async def restart(
-    parts: Parts, name: str, *, why: str, force: bool, tell: Tell
-) -> Incarnation:
+async def restart(parts: Parts, name: str, *, why: str, force: bool, tell: Tell) -> Incarnation:
     """Restart one member as `tandem.toml` now says, where that is known not to hurt.
 
     A decode alone against a running prefill is refused unless forced; who and why is recorded.

@@ -110,8 +110,8 @@ async def _aftermath(drill: Drill, scene: Scene) -> Incident | None:
     scene.tell("found; waiting for diagnosis, repair, proof and report")
     return await wait_for(
         workspace,
-        lambda incident: incident is not None
-        and incident.state in SETTLED
-        and incident.report is not None,
+        lambda incident: (
+            incident is not None and incident.state in SETTLED and incident.report is not None
+        ),
         HANDLED_BOUND_S,
     )

@@ -73,7 +73,7 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass
 class Workspace:
-    """One rehearsal deployment in `root`; `decode_flags` and `decode_env` may change and be saved."""
+    """One rehearsal deployment in `root`; the decode's flags and variables may change."""
 
     root: Path
     model: str = "smollm2"
