@@ -99,14 +99,17 @@ def host_of(url: str) -> str:
 
 
 def address(url: str) -> str:
-    """A URL reduced to `scheme://host:port`, for comparing: case, path and loopback names aside."""
-    parts = urlsplit(url if "//" in url else f"http://{url}")
-    host = (parts.hostname or "").lower()
-    host = "127.0.0.1" if host in ("localhost", "::1", "0.0.0.0") else host  # noqa: S104
+    """A URL reduced to `scheme://host:port`, for comparing: case, path and loopback names aside.
+
+    What is no URL is compared as it is.
+    """
     try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
         port = parts.port
     except ValueError:
-        port = None
+        return url
+    host = (parts.hostname or "").lower()
+    host = "127.0.0.1" if host in ("localhost", "::1", "0.0.0.0") else host  # noqa: S104
     return f"{parts.scheme.lower()}://{host}:{port or (443 if parts.scheme == 'https' else 80)}"
 
 

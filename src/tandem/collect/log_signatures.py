@@ -40,7 +40,7 @@ SIGNATURES: Mapping[str, re.Pattern[bytes]] = {
         "foreign-traffic": rb"Foreign traffic\?",
         "bootstrap-thread-died": rb"bootstrap_thread died",
         "watchdog-timeout": rb"[Ww]atchdog timeout",
-        "health-failed": rb"Health check failed",
+        "health-failed": rb"Health check failed\. Server",
         "subprocess-crashed": rb"Subprocess .* crashed with exit code",
         "traceback": rb"Traceback \(most recent call last\)",
         "out-of-memory": rb"[Oo]ut of memory|OutOfMemoryError|MemoryError",
