@@ -112,8 +112,9 @@ def completed(facts: Facts, member: str, window_s: float) -> Reading | None:
     known = [reading for reading in (moved, ended) if reading is not None]
     if not known:
         return None
+    # A prefill's request and its hand-off are one piece of work.
     cited = tuple(cite for reading in known for cite in reading.evidence)
-    return Reading(sum(reading.value for reading in known), cited)
+    return Reading(max(reading.value for reading in known), cited)
 
 
 def beyond_health(facts: Facts, member: str, window_s: float) -> Reading | None:

@@ -289,14 +289,19 @@ def implicates(facts: Facts, change: Change) -> TestResult | None:
     for prefill in prefills:
         alone = decode_alone(facts, prefill.name, member.name)
         lives = alone.restarts if alone else ()
-        same = [life for life in lives if abs(life.started_at - change.at) < DYING_S * 2]
+        ended = alone.deaths if alone else ()
+        same = [
+            life
+            for life, died_at in zip(lives, ended, strict=True)
+            if died_at - DYING_S <= change.at <= life.started_at + DYING_S
+        ]
         if alone is not None and same:
             why = (
                 f"{member.name} was restarted alone at {clock(same[0].started_at)} while "
                 f"{prefill.name} lived on (since {clock(alone.prefill.started_at)})"
             )
             return supports(test, "strong", why, (*alone.prefill.evidence, *same[0].evidence))
-    why = f"this start of {member.name} was no restart against a running prefill"
+    why = f"this {change.kind} of {member.name} was no restart against a running prefill"
     return contradicts(test, "strong", why, ())
 
 
