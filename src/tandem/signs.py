@@ -19,7 +19,7 @@ HEALTH_TOKENS_PER_S = 2.5
 """Tokens a second that health checks alone may compute on one engine: about one per check, ours
 every 2 s and a router's every 1-2 s (`/health` runs a one-token forward)."""
 HEALTH_TOKENS_SLACK = 2.0
-BUSY_CPU = 0.5
+BUSY_CPU = 0.3
 """Share of one core above which a process is computing, whatever its counters say."""
 LOOK_FRESH_S = 15.0
 """What was last seen longer ago than this is not known to be so now."""
@@ -141,20 +141,17 @@ def busy(facts: Facts, member: str, window_s: float) -> Reading | None:
     return None if spent is None else Reading(spent.value / window_s, spent.evidence)
 
 
-def explained(facts: Facts, prefill: str, window_s: float) -> float:
+def explained(facts: Facts, prefill: str, window_s: float) -> float | None:
     """Hand-offs in flight at a time, on average, that the completed ones account for.
 
     Little's law: the seconds spent by those that completed over the seconds that passed. Where an
-    engine gives no durations, one second each is assumed, which is generous.
+    engine gives no durations, one second each is assumed, which is generous. None where nothing
+    tells how many completed.
     """
     spent = grown(facts, prefill, v.TRANSFER_SECONDS_TOTAL, window_s)
     moved = grown(facts, prefill, v.TRANSFERS_TOTAL, window_s)
-    seconds = 0.0
-    if spent is not None:
-        seconds = spent.value
-    elif moved is not None:
-        seconds = moved.value
-    return seconds / window_s
+    known = spent or moved
+    return None if known is None else known.value / window_s
 
 
 def chance(held: float, mean: float, looks: float) -> float:

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from scenes import Scene, near_miss, orphaned_transfers, stale_peers
+from faults import near_miss, orphaned_transfers, stale_peers
+from scenes import Scene
 from tandem.detect import detect
 from tandem.diagnose import diagnose
 from tandem.failures import discover

@@ -27,6 +27,11 @@ def _disagrees(facts: Facts, router: Member, thresholds: Thresholds) -> Candidat
     life = facts.incarnation(router.name)
     if life is not None and facts.now - life.started_at < signs.STARTED_LATELY_S:
         return None
+    alive = facts.latest(router.name, v.ALIVE)
+    answer = facts.last(router.name, v.ROUTER_REQUESTS_TOTAL)
+    if (alive and alive.value is False) or (answer and answer.missing is not None):
+        # A router that is away disagrees with nobody.
+        return None
     cells = facts.deployment.cells()
     direct = [completed_probe(facts, cell.subject, misses[0].at) for cell in cells]
     served = [seen for seen in direct if seen is not None and seen.at >= misses[-1].at - 10.0]

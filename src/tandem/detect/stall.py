@@ -26,6 +26,8 @@ CHANCE_MAX = 1e-9
 """A floor likelier than this under Little's law is traffic: at 1 Hz one false look in 30 years."""
 BURSTY = 2.0
 """Real arrivals are burstier than Poisson: the mean in flight is taken this much larger."""
+QUEUES_SEEN_S = 15.0
+"""An engine that showed live queues this lately shows them in general."""
 ORPHANED = 5.0
 """How many `partial_floor_s` a hand-off may be held that no decode and no client knows of:
 longer than the leases engines are known to use (30 s)."""
@@ -59,11 +61,11 @@ def settled_at(facts: Facts, member: str) -> float | None:
     started_at = float("-inf") if life is None else life.started_at
     asked = facts.rows(member, v.HEALTH_STATUS)
     healthy = next((s.at for s in asked if s.value == 200 and s.at > started_at), None)
-    known = signs.QUEUES[Role.PREFILL] + signs.QUEUES[Role.DECODE]
+    queues = (name for role in signs.QUEUES for name, _ in signs.QUEUES[role])
     answered = [
         samples[0].at
-        for name, _ in known
-        if (samples := facts.numbers(member, name, since=started_at, source=signs.LIVE))
+        for name in (*queues, v.PROGRESS_TOKENS_TOTAL)
+        if (samples := facts.numbers(member, name, since=started_at))
     ]
     if not answered or (asked and healthy is None):
         return None
@@ -80,7 +82,8 @@ def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> Candidate | Non
         return None
     pinned = _pinned(facts, cell, floor_s)
     probe = overdue_probe(facts, cell.subject)
-    if not pinned and probe is None:
+    if not pinned and (probe is None or probe.value != "stuck" or _sees_queues(facts, cell)):
+        # Engines that show empty queues hold nothing: a late probe alone is no stall.
         return None
     if completed_probe(facts, cell.subject, facts.now - thresholds.flat_s) is not None:
         return None
@@ -133,6 +136,15 @@ def _pinned(facts: Facts, cell: Path, floor_s: float) -> list[_Pinned]:
             )
             found.append(_Pinned(said, rose.at, low.evidence))
     return found
+
+
+def _sees_queues(facts: Facts, cell: Path) -> bool:
+    """Whether either engine shows its live queues, so that nothing held means nothing held."""
+    return any(
+        facts.numbers(member, name, since=facts.now - QUEUES_SEEN_S, source=signs.LIVE)
+        for member, role in ((cell.prefill, Role.PREFILL), (cell.decode, Role.DECODE))
+        for name, _ in signs.QUEUES[role]
+    )
 
 
 def _still(facts: Facts, member: str, flat_s: float) -> Reading | None:
@@ -217,6 +229,8 @@ def _unexplained(facts: Facts, prefill: str, window_s: float) -> Reading | None:
     if low is None or low.value < 1:
         return None
     mean = signs.explained(facts, prefill, window_s)
+    if mean is None:
+        return None
     # Looks closer together than one hand-off takes see the same hand-offs again.
     looks = window_s / max(1.0, signs.transfer_s(facts, prefill))
     likely = signs.chance(low.value, BURSTY * mean, looks)

@@ -106,6 +106,8 @@ def _confidence(
     if cause is None:
         if not left:
             return "Every known failure mode is ruled out or untestable: this is something else."
+        if left[0].score <= 0:
+            return "Nothing that was collected speaks for any known failure mode."
         leaders = " and ".join(f"{one.mode} ({one.score:+.1f})" for one in left[:2])
         return f"Evidence does not single out a cause; what is left first: {leaders}."
     narrower = f"; the mechanism is {mechanism}: {split.because}" if split and mechanism else ""

@@ -105,12 +105,11 @@ def _of_mode(asked: str, name: str, mechanism: str | None, verdict: ModeVerdict)
 
 
 def _reasons(verdict: ModeVerdict, alone: TestResult | None) -> tuple[str, tuple[int, ...]]:
-    """Why, in one sentence: what speaks of the mechanism alone first, then of the mode."""
+    """Why, in one sentence: what speaks of the mechanism alone, and what rules the mode out."""
     chosen = [] if alone is None else [alone]
-    decided = next((one for one in verdict.tests if one.because == verdict.because), None)
-    if decided is not None and decided not in chosen:
-        chosen.append(decided)
-    because = "; and ".join(one.because for one in chosen) or verdict.because
+    if alone is None or verdict.standing == "ruled_out":
+        chosen += [one for one in verdict.tests if one.because == verdict.because][:1]
+    because = "; and ".join(dict.fromkeys(one.because for one in chosen)) or verdict.because
     return because, tuple(dict.fromkeys(cite for one in chosen for cite in one.evidence))
 
 

@@ -20,7 +20,9 @@ SETTLE_S = 4.0
 DYING_S = 5.0
 """A hand-off in flight when its decode dies may have begun this long before the death was seen."""
 BRING_UP_S = 120.0
-"""A decode that first starts this soon after its prefill is part of bringing the pair up."""
+"""A decode that first starts this soon after its prefill may be part of bringing the pair up."""
+TOGETHER_S = 30.0
+"""One that starts this soon surely is: nobody restarts it in between."""
 
 
 def supports(
@@ -68,6 +70,8 @@ class Alone(NamedTuple):
     restarts: tuple[signs.Life, ...]
     deaths: tuple[float, ...]
     """When the life before each restart was last seen; the restart itself when it never was."""
+    certain: bool
+    """Whether no restart could have gone unseen; False when nobody watched the bring-up."""
 
 
 def decode_alone(facts: Facts, prefill: str, decode: str) -> Alone | None:
@@ -82,13 +86,22 @@ def decode_alone(facts: Facts, prefill: str, decode: str) -> Alone | None:
         return None
     present = before[-1]
     after = [life for life in lives if life.started_at > present.started_at]
+    certain = True
     if after and after[0].started_at - present.started_at <= BRING_UP_S:
+        together = after[0].started_at - present.started_at <= TOGETHER_S
+        certain = together or _watched_before(facts, decode, after[0])
         after = after[1:]
     ended = {
         later.id: earlier.last_seen_at for earlier, later in pairwise(lives) if earlier.evidence
     }
     deaths = tuple(min(ended.get(life.id, life.started_at), life.started_at) for life in after)
-    return Alone(present, tuple(after), deaths)
+    return Alone(present, tuple(after), deaths, certain)
+
+
+def _watched_before(facts: Facts, member: str, life: signs.Life) -> bool:
+    """Whether the member was looked at before this life of it began."""
+    looks = facts.rows(member, v.ALIVE)
+    return bool(looks) and looks[0].at < life.started_at
 
 
 def forwards(facts: Facts, member: str) -> Reading | None:

@@ -53,6 +53,8 @@ COLLECTIVE = re.compile(
     r"synchronize|wait)\b"
 )
 """Frames in which a rank waits for others."""
+RANK = re.compile(r"(?i)\b(tp|pp|dp|ep|rank)[\s_-]?\d+")
+SCHEDULER = re.compile(r"event_loop|run_batch|scheduler\.py")
 
 
 def forwards_still_complete(facts: Facts, subject: str) -> TestResult:
@@ -73,9 +75,9 @@ def forwards_still_complete(facts: Facts, subject: str) -> TestResult:
     checks = tuple(cite for name in members for cite in healthy(facts, name))
     runs = all(_runs_forward(facts, name) for name in members)
     answered = f", and /health, which runs one, answered 200 {len(checks)} times" if runs else ""
-    counts = " and ".join(f"{tokens.value:.0f} on {name}" for name, tokens in seen.items())
+    counts = ", ".join(f"{name} {tokens.value:.0f}" for name, tokens in seen.items())
     # Decisive: a step needs every rank, and steps were completed while the pair was silent.
-    why = f"forward steps still complete ({counts} tokens in the last 10 s{answered})"
+    why = f"forward steps still complete (tokens in the last 10 s: {counts}{answered})"
     return contradicts(test, "decisive", why, (*cited, *checks))
 
 
@@ -83,24 +85,20 @@ def ranks_in_different_calls(facts: Facts, subject: str) -> TestResult:
     """Whether stacks of the ranks of one engine stand in different collective calls."""
     test = "ranks-in-different-calls"
     ask = "stacks of every rank of the silent engine, the quiet one too, twice"
-    for name in signs.ends(facts, subject):
-        calls: dict[str, list[int]] = {}
-        for label in facts.labels(name, v.STACK) if name else ():
-            seen = facts.latest(name or "", v.STACK, label)
-            waits = None if seen is None else _waiting_in(str(seen.value))
-            if seen is not None and waits is not None and _is_rank(label, str(seen.value)):
-                calls.setdefault(waits, []).append(seen.id)
-        if sum(len(cited) for cited in calls.values()) < 2:
+    for name in filter(None, signs.ends(facts, subject)):
+        waits = _ranks(facts, name)
+        if len(waits) < 2:
             continue
-        cited = tuple(cite for found in calls.values() for cite in found)
-        tokens = forwards(facts, name or "")
+        cited = tuple(cite for _, cite in waits.values())
+        calls = sorted({call for call, _ in waits.values()})
+        tokens = forwards(facts, name)
         if len(calls) > 1 and tokens is not None and tokens.value <= 0:
             # Decisive: this is the failure itself, seen.
-            why = f"ranks of {name} wait in different calls: {', '.join(sorted(calls))}"
+            why = f"ranks of {name} wait in different calls: {', '.join(calls)}"
             return supports(test, "decisive", why, cited)
         if len(calls) == 1:
             # Strong: all wait in one call; the one they wait for is not among the stacks, or none.
-            why = f"every rank of {name} seen stands in the same call ({next(iter(calls))})"
+            why = f"every rank of {name} that was seen stands in the same call ({calls[0]})"
             return contradicts(test, "strong", why, cited)
     return unknown(test, "decisive", "no stacks of two ranks of one engine were taken", ask)
 
@@ -210,18 +208,30 @@ def _runs_forward(facts: Facts, member: str) -> bool:
     return trait is not None and trait.value is True
 
 
-def _waiting_in(frames: str) -> str | None:
-    """The innermost call of a stack in which a rank waits for others."""
-    for line in frames.splitlines()[:8]:
-        found = COLLECTIVE.search(line)
-        if found:
-            return found.group(1)
-    return None
+def _ranks(facts: Facts, member: str) -> dict[str, tuple[str, int]]:
+    """Each rank's innermost waiting call and the stack that shows it.
 
-
-def _is_rank(label: str, frames: str) -> bool:
-    """Whether a stack is of a rank's scheduler or worker rather than of a helper thread."""
-    return bool(re.search(r"(?i)\b(tp|pp|dp|ep|rank)[\s_-]?\d+", label)) or "forward" in frames
+    A rank is a thread named for one (`TP3`), or the main thread of a process that runs a
+    scheduler's loop; helper threads of one process wait for each other as a matter of course.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for label in facts.labels(member, v.STACK):
+        seen = facts.latest(member, v.STACK, label)
+        if seen is None:
+            continue
+        frames = str(seen.value)
+        process, _, thread = label.partition(" ")[0].partition("/")
+        named = RANK.search(label)
+        if named:
+            rank = named.group().lower()
+        elif process and process == thread and SCHEDULER.search(frames):
+            rank = process
+        else:
+            continue
+        waiting = next(filter(None, map(COLLECTIVE.search, frames.splitlines()[:8])), None)
+        if waiting is not None:
+            found[rank] = (waiting.group(1), seen.id)
+    return found
 
 
 MODE = Mode(

@@ -76,6 +76,13 @@ def decode_restarted_alone(facts: Facts, subject: str) -> TestResult:
         )
     cited = (*alone.prefill.evidence, *(c for life in alone.restarts for c in life.evidence))
     since = f"{prefill} has lived since {clock(alone.prefill.started_at)}"
+    if not alone.restarts and not alone.certain:
+        return unknown(
+            test,
+            "decisive",
+            f"{since}, and whether an earlier {decode} died since is not known",
+            f"the restarts of {decode} since {clock(alone.prefill.started_at)} (its supervisor)",
+        )
     if not alone.restarts:
         # Decisive: the mode is defined by this.
         why = f"{decode} was never restarted alone: {since} and no decode restart followed"
@@ -286,16 +293,18 @@ def implicates(facts: Facts, change: Change) -> TestResult | None:
     if member.role is Role.PREFILL:
         why = "a prefill that starts remembers no decode and holds no hand-off"
         return contradicts(test, "strong", why, ())
-    for prefill in prefills:
-        alone = decode_alone(facts, prefill.name, member.name)
-        lives = alone.restarts if alone else ()
-        ended = alone.deaths if alone else ()
+    known = [(one, decode_alone(facts, one.name, member.name)) for one in prefills]
+    if any(alone is None for _, alone in known):
+        return None
+    for prefill, alone in known:
+        if alone is None:
+            continue
         same = [
             life
-            for life, died_at in zip(lives, ended, strict=True)
+            for life, died_at in zip(alone.restarts, alone.deaths, strict=True)
             if died_at - DYING_S <= change.at <= life.started_at + DYING_S
         ]
-        if alone is not None and same:
+        if same:
             why = (
                 f"{member.name} was restarted alone at {clock(same[0].started_at)} while "
                 f"{prefill.name} lived on (since {clock(alone.prefill.started_at)})"

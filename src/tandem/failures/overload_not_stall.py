@@ -98,6 +98,8 @@ def handoffs_explained(facts: Facts, subject: str) -> TestResult:
         return unknown(test, "strong", "the prefill's live inflight queue was not seen")
     mean = signs.explained(facts, prefill, LOOK_S)
     looks = LOOK_S / max(1.0, signs.transfer_s(facts, prefill))
+    if mean is None:
+        return unknown(test, "strong", "completed hand-offs were not counted")
     if low.value >= 1 and signs.chance(low.value, 2 * mean, looks) < CHANCE_MAX:
         # Strong: Little's law leaves no room for hand-offs that merely queue.
         why = (
