@@ -47,7 +47,11 @@ def silence(scene: Scene, held: int = 8) -> Scene:
 
 def stale_peers(*, silent_s: int = 15, restarts: int = 3) -> Scene:
     """The incident by stale peers: after each decode-only restart more rooms hang, then all."""
-    scene = serving()
+    return after_restarts(serving(), silent_s=silent_s, restarts=restarts)
+
+
+def after_restarts(scene: Scene, *, silent_s: int = 15, restarts: int = 3) -> Scene:
+    """Restart the decode alone, again and again, under a prefill with stale peers."""
     held = 0
     for _ in range(restarts):
         scene.restart(DECODE)

@@ -224,7 +224,7 @@ class Facts:
 
     def without(self, *names: str) -> "Facts":
         """The same facts with some observation names removed: for asking what they decided."""
-        kept = [
-            seen for (_, name, _), rows in self._index.items() if name not in names for seen in rows
-        ]
-        return Facts(self.deployment, kept, now=self.now, changes=self.changes, traits=self.traits)
+        view = Facts(self.deployment, (), now=self.now, changes=self.changes, traits=self.traits)
+        view._until = self._until
+        view._index = {key: rows for key, rows in self._index.items() if key[1] not in names}
+        return view

@@ -207,6 +207,9 @@ class Mode:
     components: tuple[str, ...] = ()
     """What the failure runs through, in the words of `Change.touches`; empty when anything may
     cause it, so that no change is cleared by a table alone."""
+    needs: tuple[str, ...] = ()
+    """Names of the tests that must support it before it may be named the cause: its definition.
+    While one of them is unknown, other support makes it possible at most."""
     mechanisms: Mapping[str, str] = field(default_factory=dict)
     """Alias to the name of the one test that speaks of that narrower mechanism alone: when the
     test contradicts, a hunch by that alias is ruled out even while the mode is not."""

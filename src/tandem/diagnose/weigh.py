@@ -52,7 +52,10 @@ def weigh(modes: Sequence[Mode], facts: Facts, subject: str, finding: Finding | 
     asked = sorted((ask(mode, facts, subject) for mode in modes), key=_order)
     standing = [one for one in asked if one.standing == "possible"]
     leader = standing[0] if standing else None
-    claim: ModeStanding = "possible" if leader is None else _claim(leader, standing[1:])
+    needs = {mode.slug: mode.needs for mode in modes}
+    claim: ModeStanding = "possible"
+    if leader is not None:
+        claim = _claim(leader, standing[1:], needs.get(leader.mode, ()))
     verdict: Overall = "undetermined"
     if finding is None or not finding.actionable:
         slow = finding is not None and leader is not None and leader.scope == "nothing"
@@ -114,8 +117,13 @@ def _answer(test: Callable[[Facts, str], TestResult], facts: Facts, subject: str
         )
 
 
-def _claim(leader: ModeVerdict, rivals: Sequence[ModeVerdict]) -> ModeStanding:
+def _claim(
+    leader: ModeVerdict, rivals: Sequence[ModeVerdict], needs: Sequence[str]
+) -> ModeStanding:
     """What may be said of the leading mode over its rivals."""
+    supported = {one.test for one in leader.tests if one.answer == "supports"}
+    if not supported.issuperset(needs):
+        return "possible"
     if _decisive(leader) and not _contradicted(leader) and not any(map(_decisive, rivals)):
         return "confirmed"
     independent = {one.evidence or (one.test,) for one in leader.tests if one.answer == "supports"}

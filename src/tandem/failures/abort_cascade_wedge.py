@@ -209,6 +209,7 @@ MODE = Mode(
         forwards_run,
         release_known_bad,
     ),
+    needs=("stuck-in-bootstrapping",),
     aliases=("abort-cascade", "abort-handling", "bootstrap-thread-died"),
     components=("admission", "kv-transfer"),
 )

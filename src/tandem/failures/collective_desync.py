@@ -247,6 +247,7 @@ MODE = Mode(
         computes_without_progress,
         overlap_switched_off,
     ),
+    needs=("ranks-in-different-calls",),
     aliases=(OVERLAP, "collective-deadlock", "nccl-hang", "rank-desync"),
     components=("compute", "scheduler"),
     mechanisms={OVERLAP: "overlap-switched-off"},

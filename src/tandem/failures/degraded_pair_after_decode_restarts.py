@@ -169,10 +169,14 @@ def _held_after(
     since = restart.started_at + SETTLE_S
     looks = facts.numbers(prefill, v.INFLIGHT_QUEUE_REQS, since=since, source=signs.LIVE)
     empty = [look for look in looks if look.at < rose.at and look.value == 0]
-    moved = [s for s in facts.numbers(prefill, v.TRANSFERS_TOTAL, since=since) if s.at <= rose.at]
-    done = signs.growth(moved).value if len(moved) > 1 else 0.0
+    done = _completed(facts, prefill, since, rose.at)
     cited = (*restart.evidence[-1:], *(look.id for look in empty[-1:]), rose.id)
-    if len(empty) >= EMPTY_LOOKS_MIN and done >= DOUBTED_MIN:
+    emptied = len(empty) >= EMPTY_LOOKS_MIN
+    if emptied and done is None:
+        why = f"the inflight queue was empty again until {clock(rose.at)}, by how much work is open"
+        ask = f"hand-offs completed by {prefill} since {clock(restart.started_at)}"
+        return unknown(test, "strong", why, ask)
+    if emptied and done is not None and done >= DOUBTED_MIN:
         why = (
             f"after the decode restart at {clock(restart.started_at)} {done:.0f} hand-offs "
             f"completed and the inflight queue was empty again until {clock(rose.at)}"
@@ -185,6 +189,17 @@ def _held_after(
         f"since; the decode had been restarted alone at {clock(restart.started_at)}"
     )
     return supports(test, "strong", why, cited)
+
+
+def _completed(facts: Facts, prefill: str, since: float, until: float) -> float | None:
+    """Hand-offs completed in a stretch, by either counter of the prefill; None when uncounted."""
+    counts = [
+        signs.growth(samples).value
+        for name in (v.TRANSFERS_TOTAL, v.REQUESTS_TOTAL)
+        if len(samples := [s for s in facts.numbers(prefill, name, since=since) if s.at <= until])
+        > 1
+    ]
+    return max(counts, default=None)
 
 
 def forwards_still_run(facts: Facts, subject: str) -> TestResult:
@@ -336,6 +351,7 @@ MODE = Mode(
         no_failure_counted,
         peer_of_held_rooms,
     ),
+    needs=("decode-restarted-alone", "handoffs-held"),
     aliases=("stale-peer", "orphaned-transfer", "decode-restart", "silent-transfer-stall"),
     components=("kv-transfer",),
     split=mechanism,

@@ -116,6 +116,7 @@ MODE = Mode(
     scope="nothing",
     safety="Do not restart: it throws work away and the queue comes back.",
     tests=(work_goes_on, requests_wait_their_turn, handoffs_explained),
+    needs=("work-goes-on", "requests-wait-their-turn"),
     aliases=("overload", "long-prefill", "burst", "too-much-load", "saturation"),
     components=("admission", "compute", "memory", "scheduler"),
 )

@@ -161,6 +161,7 @@ MODE = Mode(
     scope="router",
     safety="Safe: engines keep their work; what the router holds is lost to its clients already.",
     tests=(direct_completes_routed_does_not, engines_idle_router_waits, breaker_open),
+    needs=("direct-completes-routed-does-not",),
     aliases=("router", "circuit-breaker", "breaker-open", "gateway"),
     components=("routing",),
     implicates=implicates,
