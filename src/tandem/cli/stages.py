@@ -12,7 +12,7 @@ import typer
 from tandem.cli import complete
 from tandem.cli.help import STAGES, Config, Folder, Hunch, Json, examples
 from tandem.cli.screen import Screen
-from tandem.errors import NotProvenError, RefusedError, WorldError
+from tandem.errors import NotProvenError
 
 
 def add_words(app: typer.Typer) -> None:
@@ -149,35 +149,17 @@ def repair(
 
     Without `--approve` the plan is shown and, unless the policy allows it, nothing is done.
     """
+    from tandem.cli.repairing import approved_plan, repair_here
     from tandem.cli.running import with_parts
     from tandem.cli.sealed import open_sealed
     from tandem.cli.show.incident import incident_view
-    from tandem.cli.show.plan import plan_view
-    from tandem.cli.show.times import ago
-    from tandem.loop import run_repair
 
     screen = Screen(json=json)
     sealed = open_sealed(incident, config)
-    found, now = sealed.incident, time.time()
-    command = f"tandem repair {found.id} --approve"
-    if found.plan is None:
-        raise WorldError(
-            f"Incident {found.id} has no plan.",
-            next_step="Make a new one: `tandem investigate`.",
-        )
-    if found.outcomes:
-        raise RefusedError(
-            f"Incident {found.id} was acted on already ({found.state}).",
-            next_step="If something is wrong now: `tandem investigate`.",
-        )
-    if found.plan.needs_approval and not approve:
-        screen.show(plan_view(found.plan, command))
-        raise RefusedError(
-            f"Nothing was done: the plan of {ago(found.opened_at, now)} wants a person's approval.",
-            next_step=f"Read it, then run `{command}`.",
-        )
-    with screen.working(f"repairing {found.plan.scope}"):
-        done = with_parts(config, lambda parts: run_repair(parts, found, tell=screen.tell))
+    found = sealed.incident
+    plan = approved_plan(found, approve=approve, show=screen.show, now=time.time())
+    with screen.working(f"repairing {plan.scope}"):
+        done = with_parts(config, lambda parts: repair_here(parts, sealed, screen.tell))
     screen.answer(done, incident_view(done, sealed.facts, sealed.folder, time.time()))
     if done.state == "failed":
         raise NotProvenError(
