@@ -38,7 +38,7 @@ class Screen:
             return
         with self._out.capture() as drawn:
             for view in views:
-                self._out.print(view)
+                self._out.print(view, crop=False)
         # Views pad their lines to the width of the screen: no pipe and no transcript wants that.
         self._out.file.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
 

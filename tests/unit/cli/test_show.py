@@ -2,6 +2,7 @@
 
 import re
 
+import msgspec
 import pytest
 
 import night
@@ -264,6 +265,21 @@ class TestSweep:
         assert "prefill-0 stack stack py-spy may not trace pid 12 Seen" in drawn
         assert "prefill-0 loads inflight_queue_reqs 8" in drawn
         assert "* start_order prefill decode" in drawn
+
+    def test_labelled_zeros_are_gathered(self):
+        """Of many labelled counts only those that are not zero take room."""
+        seen = [
+            msgspec.structs.replace(night.INFLIGHT, name="log_signature", label=label, value=value)
+            for label, value in (("traceback", 0), ("cuda-error", 0), ("peer-lost", 2))
+        ]
+        drawn = words(text_of(sweep_view(Harvest(tuple(seen)), night.NOW)))
+
+        assert "log_signature[peer-lost] 2; 2 of log_signature are 0" in drawn
+
+    def test_values_have_units(self):
+        """Moments and sizes are written as people read them."""
+        assert value_text(night.ONSET, name="started_at") == "2025-11-29 21:00:00Z"
+        assert value_text(59_000_000, name="rss_bytes") == "59.0 MB"
 
 
 class TestIncident:

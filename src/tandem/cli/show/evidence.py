@@ -3,7 +3,7 @@
 For: `--why` and every list of observations. Not for: choosing what counts as evidence.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -46,15 +46,19 @@ def _line(
             record.subject,
             Text(f"{named}: {record.missing}", style=DOUBT),
         )
-    said = Text(f"{named} = {value_text(record.value)}")
+    said = Text(f"{named} = {value_text(record.value, name=record.name)}")
     if isinstance(record, Trait) and record.because:
         said.append(f" (trait: {record.because})", style=QUIET)
     return cited, utc(record.at, now), record.subject, said
 
 
-def value_text(value: Value, columns: int = VALUE_COLUMNS) -> str:
-    """Write a value on one line of at most `columns` characters."""
-    if isinstance(value, bool) or value is None:
+def value_text(value: Value, columns: int = VALUE_COLUMNS, *, name: str = "") -> str:
+    """Write a value on one line of at most `columns` characters, in the unit its name ends in."""
+    if name.endswith("_at") and isinstance(value, int | float):
+        text = utc(value)
+    elif name.endswith("_bytes") and isinstance(value, int | float):
+        text = f"{value / 1e6:.1f} MB"
+    elif isinstance(value, bool) or value is None:
         text = {True: "yes", False: "no", None: "-"}[value]
     elif isinstance(value, float):
         text = f"{value:.6g}"
@@ -64,21 +68,3 @@ def value_text(value: Value, columns: int = VALUE_COLUMNS) -> str:
         text = str(value)
     text = " | ".join(text.splitlines())
     return text if len(text) <= columns else text[: columns - 1] + "…"
-
-
-def observations_table(observations: Iterable[Observation]) -> Table:
-    """Show what was seen (not what is missing), by subject and name."""
-    seen = sorted(
-        (one for one in observations if one.missing is None),
-        key=lambda one: (one.subject, one.source, one.name, one.label),
-    )
-    lines = [
-        (
-            one.subject,
-            one.source,
-            f"{one.name}[{one.label}]" if one.label else one.name,
-            Text(value_text(one.value)),
-        )
-        for one in seen
-    ]
-    return rows("subject", "source", "name", "value", of=lines)

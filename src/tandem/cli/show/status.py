@@ -18,6 +18,9 @@ def status_view(status: Status, now: float) -> Group:
         f" since {when(status.since, now)}" if status.since is not None else "",
         f"; next: {status.next_command}" if status.next_command else "",
         f"; {status.never}" if status.never else "",
+        # One line, however long: it is what scripts and tired eyes read first.
+        no_wrap=True,
+        overflow="ignore",
     )
     listed = [_member(member, now) for member in status.members]
     parts: list[RenderableType] = [first, Text(f"{status.deployment}: {status.summary}")]

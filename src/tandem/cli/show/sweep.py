@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tandem.cli.show.evidence import observations_table, value_text
+from tandem.cli.show.evidence import value_text
 from tandem.cli.show.times import utc
 from tandem.cli.show.words import DOUBT, block, rows
 from tandem.ports import Harvest
@@ -23,7 +23,7 @@ def sweep_view(harvest: Harvest, now: float) -> Group:
     return Group(
         Text(headline, style=DOUBT if missing else ""),
         block("Missing", _missing(missing)),
-        block("Seen", [observations_table(harvest.observations)] if seen else []),
+        block("Seen", _seen(harvest.observations)),
         block("Changes", _changes(harvest.changes, now)),
         block("Traits", _traits(harvest.traits)),
     )
@@ -35,6 +35,27 @@ def _missing(observations: Sequence[Observation]) -> list[RenderableType]:
         for one in observations
     ]
     return [rows("subject", "source", "name", "why", of=listed)] if listed else []
+
+
+def _seen(observations: Sequence[Observation]) -> list[RenderableType]:
+    """One row per member and source; what is labelled is gathered, counts of nothing are left."""
+    found: dict[tuple[str, str], list[str]] = {}
+    none: dict[tuple[str, str, str], int] = {}
+    for one in sorted(observations, key=lambda one: (one.subject, one.source, one.name, one.label)):
+        if one.missing is not None:
+            continue
+        if one.label and one.value == 0:
+            none[one.subject, one.source, one.name] = (
+                none.get((one.subject, one.source, one.name), 0) + 1
+            )
+            continue
+        named = f"{one.name}[{one.label}]" if one.label else one.name
+        said = f"{named} {value_text(one.value, name=one.name)}"
+        found.setdefault((one.subject, one.source), []).append(said)
+    for (subject, source, name), count in none.items():
+        found.setdefault((subject, source), []).append(f"{count} of {name} are 0")
+    listed = [(who, source, Text("; ".join(said))) for (who, source), said in sorted(found.items())]
+    return [rows("subject", "source", "seen", of=listed)] if listed else []
 
 
 def _changes(changes: Sequence[Change], now: float) -> list[RenderableType]:
