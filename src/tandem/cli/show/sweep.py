@@ -72,13 +72,16 @@ def _changes(changes: Sequence[Change], now: float) -> list[RenderableType]:
 
 
 def _traits(traits: Sequence[Trait]) -> list[RenderableType]:
-    listed = [
-        (
-            one.subject,
-            f"{one.name}[{one.label}]" if one.label else one.name,
-            value_text(one.value),
-            Text(one.because),
-        )
-        for one in traits
-    ]
-    return [rows("subject", "trait", "value", "known from", of=listed)] if listed else []
+    """One row per member; what is known of many flags or gauges is counted, --json has it all."""
+    found: dict[str, list[str]] = {}
+    many: dict[tuple[str, str], int] = {}
+    for one in traits:
+        if one.label:
+            many[one.subject, one.name] = many.get((one.subject, one.name), 0) + 1
+        else:
+            said = f"{one.name} {value_text(one.value, name=one.name)}"
+            found.setdefault(one.subject, []).append(said)
+    for (subject, name), count in many.items():
+        found.setdefault(subject, []).append(f"{name} known of {count}")
+    listed = [(subject, Text("; ".join(said))) for subject, said in found.items()]
+    return [rows("subject", "known of it", of=listed)] if listed else []
