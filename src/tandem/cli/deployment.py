@@ -59,8 +59,12 @@ def up(config: Config = None, json: Json = False) -> None:
     from tandem.standing import bring_up
 
     screen = Screen(json=json)
-    with screen.working("bringing the deployment up"):
-        outcomes = with_parts(config, lambda parts: bring_up(parts, tell=screen.tell))
+    outcomes = with_parts(
+        screen,
+        config,
+        lambda parts: bring_up(parts, tell=screen.tell),
+        said="bringing the deployment up",
+    )
     screen.answer(outcomes, outcomes_view(outcomes))
     if any(one.step.startswith("start:") and one.status == "done" for one in outcomes):
         screen.tell("up; watch it: `tandem watch`")
@@ -78,8 +82,12 @@ def down(config: Config = None, json: Json = False) -> None:
     from tandem.standing import take_down
 
     screen = Screen(json=json)
-    with screen.working("taking the deployment down"):
-        outcomes = with_parts(config, lambda parts: take_down(parts, tell=screen.tell))
+    outcomes = with_parts(
+        screen,
+        config,
+        lambda parts: take_down(parts, tell=screen.tell),
+        said="taking the deployment down",
+    )
     screen.answer(outcomes, outcomes_view(outcomes))
 
 
@@ -94,7 +102,7 @@ def status(config: Config = None, json: Json = False) -> None:
     from tandem.standing import status as look
 
     screen = Screen(json=json)
-    found = with_parts(config, look)
+    found = with_parts(screen, config, look)
     screen.answer(found, status_view(found, time.time()))
 
 
@@ -124,9 +132,10 @@ def restart(
         raise typer.BadParameter("--force needs --why TEXT: the reason is kept with the restart")
     said = f"{why or 'no reason given'} ({getpass.getuser()})"
     screen = Screen(json=json)
-    with screen.working(f"restarting {member}"):
-        life = with_parts(
-            config,
-            lambda parts: restart_member(parts, member, why=said, force=force, tell=screen.tell),
-        )
+    life = with_parts(
+        screen,
+        config,
+        lambda parts: restart_member(parts, member, why=said, force=force, tell=screen.tell),
+        said=f"restarting {member}",
+    )
     screen.answer(life, f"{member} runs as {life.id}")

@@ -5,11 +5,13 @@ Not for: what the work is.
 """
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tandem.cli.screen import Screen
 from tandem.errors import InterruptedByUser
 
 if TYPE_CHECKING:
@@ -62,10 +64,16 @@ def interrupted(number: signal.Signals = signal.SIGINT) -> InterruptedByUser:
     return error
 
 
-def with_parts(config: Path | None, work: Callable[["Parts"], Awaitable[T]]) -> T:
+def with_parts(
+    screen: Screen,
+    config: Path | None,
+    work: Callable[["Parts"], Awaitable[T]],
+    *,
+    said: str | None = None,
+) -> T:
     """Open the configured deployment's parts around `work`, and close them whatever happens.
 
-    Raises ConfigError when there is no configuration or it is wrong.
+    `said` is shown while it runs. Raises ConfigError when there is no configuration or it is wrong.
     """
     from tandem.wiring import find_settings, open_parts
 
@@ -75,4 +83,5 @@ def with_parts(config: Path | None, work: Callable[["Parts"], Awaitable[T]]) -> 
         async with open_parts(settings) as parts:
             return await work(parts)
 
-    return run(go())
+    with screen.working(said) if said else contextlib.nullcontext():
+        return run(go())

@@ -65,8 +65,7 @@ def collect(config: Config = None, json: Json = False) -> None:
         return parts.store.append(await parts.collector.tick())
 
     screen = Screen(json=json)
-    with screen.working("looking once at every member"):
-        harvest = with_parts(config, sweep)
+    harvest = with_parts(screen, config, sweep, said="looking once at every member")
     screen.answer(harvest, sweep_view(harvest, time.time()))
 
 
@@ -158,8 +157,12 @@ def repair(
     sealed = open_sealed(incident, config)
     found = sealed.incident
     plan = approved_plan(found, approve=approve, show=screen.show, now=time.time())
-    with screen.working(f"repairing {plan.scope}"):
-        done = with_parts(config, lambda parts: repair_here(parts, sealed, screen.tell))
+    done = with_parts(
+        screen,
+        config,
+        lambda parts: repair_here(parts, sealed, screen.tell),
+        said=f"repairing {plan.scope}",
+    )
     screen.answer(done, incident_view(done, sealed.facts, sealed.folder, time.time()))
     if done.state == "failed":
         raise NotProvenError(
@@ -180,8 +183,12 @@ def verify(config: Config = None, json: Json = False) -> None:
     from tandem.loop import run_verify
 
     screen = Screen(json=json)
-    with screen.working("proving the deployment under load"):
-        proof = with_parts(config, lambda parts: run_verify(parts, tell=screen.tell))
+    proof = with_parts(
+        screen,
+        config,
+        lambda parts: run_verify(parts, tell=screen.tell),
+        said="proving the deployment under load",
+    )
     screen.answer(proof, verification_view(proof))
     if not proof.passed:
         raise NotProvenError(

@@ -56,7 +56,7 @@ def watch(hunch: Hunch = None, config: Config = None, json: Json = False) -> Non
         else:
             screen.line(f"{utc(now)}  {sentence}")
 
-    with_parts(config, lambda parts: run_watch(parts, hunch=hunch, tell=tell))
+    with_parts(screen, config, lambda parts: run_watch(parts, hunch=hunch, tell=tell))
 
 
 def investigate(
@@ -83,11 +83,12 @@ def investigate(
     except ValueError:
         raise typer.BadParameter(f"--since {since}: give a length such as 90m, 24h or 3d") from None
     screen = Screen(json=json)
-    with screen.working("investigating"):
-        incident = with_parts(
-            config,
-            lambda parts: run_investigate(parts, hunch=hunch, since_s=since_s, tell=screen.tell),
-        )
+    incident = with_parts(
+        screen,
+        config,
+        lambda parts: run_investigate(parts, hunch=hunch, since_s=since_s, tell=screen.tell),
+        said="investigating",
+    )
     if json:
         screen.answer(incident)
         return
