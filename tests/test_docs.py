@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer
-from tandem.config import load
-from tandem.failures import discover
 
 import tidy
 from tandem.cli.app import app
+from tandem.config import load
+from tandem.failures import discover
 from tandem.records import Settings
 
 DOCS = tidy.ROOT / "docs"
