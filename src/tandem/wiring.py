@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 
 from tandem import fetch
-from tandem.collect import Collector, Ledger
+from tandem.collect import Collector, Ledger, Recent
 from tandem.collect.changes import known_from
 from tandem.collect.engine import EngineSource
 from tandem.collect.health import HealthSource
@@ -29,8 +29,7 @@ from tandem.errors import ConfigError
 from tandem.failures import discover
 from tandem.loop import DETECT_WINDOW_S, Parts
 from tandem.ports import Clock, Engine, Hands, Router, Source, Supervisor
-from tandem.records import Member, Role, Settings, Trait
-from tandem.records import vocabulary as v
+from tandem.records import Member, Role, Settings
 from tandem.routers.smg import SmgRouter
 from tandem.store import Store
 from tandem.supervisors.local import LocalSupervisor
@@ -80,10 +79,11 @@ async def open_parts(settings: Settings) -> AsyncIterator[Parts]:
         session = await stack.enter_async_context(fetch.session())
         hands = _hands(settings, session, root)
         incarnations = Incarnations()
-        sources = _sources(settings, hands, clock, incarnations, _safety(store, clock))
+        recent = Recent(settings.deployment, clock.now)
+        sources = _sources(settings, hands, clock, incarnations, recent)
         known = store.facts(now=clock.now(), window_s=DETECT_WINDOW_S)
         ledger = Ledger(lambda member: known_from(known, member))
-        collector = Collector(sources, clock, ledger)
+        collector = Collector(sources, clock, ledger, recent)
         stack.push_async_callback(collector.close)
         yield Parts(
             settings=settings,
@@ -109,20 +109,12 @@ def _hands(settings: Settings, session: aiohttp.ClientSession, root: Path) -> Ha
     )
 
 
-def _safety(store: Store, clock: Clock) -> Callable[[str], Trait | None]:
-    def of(member: str) -> Trait | None:
-        facts = store.facts(now=clock.now(), window_s=DETECT_WINDOW_S)
-        return facts.trait(member, v.T_ACTIVE_PROBE_SAFE)
-
-    return of
-
-
 def _sources(
     settings: Settings,
     hands: Hands,
     clock: Clock,
     incarnations: Incarnations,
-    safety: Callable[[str], Trait | None],
+    recent: Recent,
 ) -> list[Source]:
     every_s = settings.watch.interval_s
     found: list[Source] = []
@@ -135,7 +127,8 @@ def _sources(
         settings.probe,
         clock,
         incarnations,
-        safety=safety,
+        safety=recent.safety,
+        recently_completed=recent.recently_completed,
     )
     return found
 
