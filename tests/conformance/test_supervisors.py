@@ -3,7 +3,7 @@
 For: truths of the port (`ports.Supervisor`). Not for: what only one supervisor promises; that is in
 the second half, by its name.
 """
-# ruff: noqa: ASYNC221, ASYNC230, ASYNC240 - nothing else waits for the loop of a test
+# ruff: noqa: ASYNC220, ASYNC221, ASYNC230, ASYNC240 - nothing else waits for the loop of a test
 
 import asyncio
 import contextlib
@@ -67,6 +67,21 @@ def answers(member):
         link.sendall(b"GET / HTTP/1.0\r\n\r\n")
         return link.recv(16).startswith(b"HTTP")
     return False
+
+
+WITH_PATH = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def starting(member, root, then="pass"):
+    """A command of its own that starts a member, and then does something."""
+    code = (
+        "import asyncio, sys, msgspec; from pathlib import Path;"
+        "from tandem.records import Member;"
+        "from tandem.supervisors.local import LocalSupervisor;"
+        "member = msgspec.json.decode(sys.argv[2], type=Member);"
+        f"asyncio.run(LocalSupervisor(Path(sys.argv[1])).start(member)); {then}"
+    )
+    return [sys.executable, "-c", code, str(root), msgspec.json.encode(member).decode()]
 
 
 @pytest.fixture
@@ -227,16 +242,7 @@ class TestLocalSupervisor:
     ):
         """When the starting process exits, the member serves on, and is reaped by no one."""
         member = make_member()
-        code = (
-            "import asyncio, sys, msgspec; from pathlib import Path;"
-            "from tandem.records import Member;"
-            "from tandem.supervisors.local import LocalSupervisor;"
-            "member = msgspec.json.decode(sys.argv[2], type=Member);"
-            "asyncio.run(LocalSupervisor(Path(sys.argv[1])).start(member))"
-        )
-        argv = [sys.executable, "-c", code, str(tmp_path), msgspec.json.encode(member).decode()]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        subprocess.run(argv, check=True, timeout=DEADLINE_S, env=env)
+        subprocess.run(starting(member, tmp_path), check=True, timeout=DEADLINE_S, env=WITH_PATH)
 
         await until(lambda: answers(member))
         supervisor = supervise()
@@ -245,6 +251,26 @@ class TestLocalSupervisor:
 
         assert life is not None
         assert await supervisor.residue(member) == ()
+
+    async def test_a_zombie_of_another_parent_is_gone(self, supervise, make_member, tmp_path):
+        """A member that ended under a parent that never reaps it is gone, and starts again."""
+        member = make_member("crash")
+        with subprocess.Popen(
+            starting(member, tmp_path, "sys.stdin.read()"), env=WITH_PATH, stdin=subprocess.PIPE
+        ) as parent:
+            supervisor = supervise()
+            await until(lambda: answers(member))
+            (run,) = (tmp_path / ".tandem" / "run").glob("*.json")
+            pid = json.loads(run.read_text())["pid"]
+            await until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+            ended = await supervisor.inspect(member), await supervisor.residue(member)
+            await supervisor.stop(member, grace_s=1.0)
+            again = await supervisor.start(member)
+            parent.stdin.close()
+
+        assert ended == (None, ())
+        assert again.pid != pid
 
     async def test_a_reused_pid_is_not_the_member(self, supervise, make_member, tmp_path):
         """A process that got the member's old pid is neither inspected nor signalled."""

@@ -6,6 +6,7 @@ For: one repair (or `up`, or `watch`) at a time. Not for: threads of one process
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,26 +14,38 @@ import psutil
 
 from tandem.errors import RefusedError
 
+PATIENCE_S = 0.04
+
 
 @contextlib.contextmanager
 def held(path: Path, name: str) -> Iterator[None]:
-    """Hold the lock, or raise `RefusedError` naming who does; never waits."""
+    """Hold the lock, or raise `RefusedError` naming who does, after `PATIENCE_S` at most."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _taken(file):
             raise RefusedError(
                 f"`{name}` is already under way in {_holder(file)}.",
                 next_step="Wait for it to end; `tandem status` shows what it does.",
-            ) from None
+            )
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)
         # The file stays: removing it would let two processes lock two files of one name.
         yield
     finally:
         os.close(file)
+
+
+def _taken(file: int) -> bool:
+    """Take the lock; whoever only asks for its holder has it for a moment, so not at one try."""
+    for wait_s in (PATIENCE_S / 4, PATIENCE_S / 4, PATIENCE_S / 2, 0.0):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(wait_s)
+        else:
+            return True
+    return False
 
 
 def holder_of(path: Path) -> int | None:

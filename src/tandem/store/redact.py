@@ -36,7 +36,8 @@ HARMLESS = frozenset(
     host port url model model-path tokenizer tokenizer-path tokenizer-mode served-model-name dtype
     quantization kv-cache-dtype device revision load-format context-length ctx
     disaggregation-mode disaggregation-transfer-backend disaggregation-bootstrap-port
-    disaggregation-decode-allocation-policy disaggregation-ib-device disaggregation-decode-tp disaggregation-decode-dp
+    disaggregation-decode-allocation-policy disaggregation-ib-device disaggregation-decode-tp
+    disaggregation-decode-dp
     disaggregation-prefill-pp disaggregation-decode-enable-offload-kvcache
     num-reserved-decode-tokens kv-transfer-config kv-connector handoff transport bootstrap-port
     bootstrap-host role prefill decode policy prefill-policy decode-policy pd-disaggregation

@@ -126,6 +126,11 @@ def told(path: Path, doing: str) -> Iterator[None]:
                 f"The disk is full: {path} could not be written while {doing}.",
                 next_step=f"Free some space under {path.parent} and run the command again.",
             ) from error
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+            raise WorldError(
+                f"Another process has kept {path} from {doing} for {BUSY_TIMEOUT_S:g} s.",
+                next_step="Look for a Tandem that hangs, and run the command again.",
+            ) from error
         raise WorldError(
             f"{path} failed while {doing}: {error}.",
             next_step=f"Check the disk and the rights of {path.parent}; move the file away to "

@@ -36,7 +36,7 @@ def taken_ports(member: Member) -> Iterator[tuple[int, str]]:
     known = holders(busy) if busy else []
     for port in sorted(busy):
         who = [str(holder) for holder in known if holder.port == port]
-        yield port, " and ".join(who) or "a process this user may not see"
+        yield port, " and ".join(who) or "a connection, or a process this user may not see"
 
 
 def segments_of(pids: set[int]) -> list[Path]:
