@@ -312,7 +312,7 @@ class TestRetention:
 class TestEvents:
     def test_a_reader_asks_for_what_came_after(self, store, open_store):
         """Events come oldest first, after the last id, at most as many as asked for."""
-        told = [store.event("step", f"step {n}", at=T + n, data={"n": n}) for n in range(2)]
+        told = [store.event("step", f"step {n}", at=T + n, data={"n": n}) for n in range(3)]
 
         assert open_store().events() == told
         assert store.events(after=told[0].id, limit=1) == [told[1]]
