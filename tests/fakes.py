@@ -259,7 +259,7 @@ class FakeEngine:
         await self.world.clock.sleep(0.05)
         answer = self.world.answers.get(path) or self._honest(prefill, decode, prompt)
         if answer.status == "timed_out":
-            self.world.clock.time += timeout_s
+            self.world.clock.time += answer.latency_s or timeout_s
         self.world.done(crashing)
         return answer
 

@@ -146,7 +146,7 @@ class TestBringUp:
 
     async def test_a_hung_hand_off_is_never_tried_again(self):
         """One request that hung holds one slot; a second would hold another."""
-        hung = Completion(status="timed_out")
+        hung = Completion(status="timed_out", latency_s=1.0)
         world = World(deployment(), answers={"prefill-0>decode-0": hung})
 
         await run(bring_up(world.deployment, POLICY), world)

@@ -381,11 +381,14 @@ class TestHostileText:
     @given(TEXTS)
     def test_a_table_keeps_its_columns(self, text):
         """Bars and backslashes in a cell never end it."""
-        page = Page("t", (Table(("a", "b"), (((Code(text),), prose(text)),)),), ())
+        row = ((Code(text),), prose(text), ("end",))
+        page = Page("t", (Table(("a", "b", "c"), (row,)),), ())
 
         tokens = MARKDOWN.parse(markdown(page))
 
-        assert [token.type for token in tokens].count("td_open") == 2
+        cells = [tokens[i + 1].content for i, one in enumerate(tokens) if one.type == "td_open"]
+        assert len(cells) == 3
+        assert cells[-1] == "end"
 
     @given(TEXTS)
     def test_code_shows_what_was_seen(self, text):
@@ -398,6 +401,13 @@ class TestHostileText:
 
         if shown.isascii() and shown:
             assert code == [shown]
+
+    @pytest.mark.parametrize("word", ["https://evil.example", "www.evil.example", "a@b.example"])
+    def test_addresses_are_shown_as_code(self, word):
+        """What a renderer would make a link of by itself stands in a code span."""
+        page = Page("t", (Paragraph(prose(f"see {word} there")),), ())
+
+        assert markdown(page).endswith(f"see `{word}` there\n")
 
     def test_terminal_and_direction_controls_are_removed(self):
         """What would turn text around or colour a terminal is not written."""
