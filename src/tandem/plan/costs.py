@@ -92,6 +92,11 @@ def _outage(case: Case, starts: Sequence[tuple[Member, float | None]]) -> str:
     return f"{what}: about {known_s:.0f} s."
 
 
+def _held(member: Member) -> tuple[str, ...]:
+    """The queues of a role; on a prefill the running requests are only those of its last batch."""
+    return HELD[1:] if member.role is Role.PREFILL else HELD
+
+
 def _lost(case: Case, members: Sequence[Member]) -> str:
     routers = case.deployment.of(Role.ROUTER)
     active = [case.number(router.name, v.ROUTER_ACTIVE_REQS) for router in routers]
@@ -100,7 +105,7 @@ def _lost(case: Case, members: Sequence[Member]) -> str:
         count = int(sum(value for value, _ in known))
         said = f"the router counts {count} active{cite(number for _, number in known)}"
     else:
-        readings = [case.queued([member], HELD) for member in members]
+        readings = [case.queued([member], _held(member)) for member in members]
         # Both sides of a pair hold the same request: the larger count is the honest one.
         count = max((held for held, _ in readings), default=0)
         cited = [number for _, evidence in readings for number in evidence]

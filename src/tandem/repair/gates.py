@@ -55,6 +55,8 @@ QUEUES = (
     v.TRANSFER_QUEUE_REQS,
     v.RETRACTED_QUEUE_REQS,
 )
+HEALTH_TOKENS = 32
+"""Health checks compute a token each: only more than a few are progress."""
 FLOWS = (v.REQUESTS_TOTAL, v.TRANSFERS_TOTAL)
 
 
@@ -247,9 +249,13 @@ class Gates:
                 timeout_s = min(left_s, LOOK_TIMEOUT_S)
                 rows = (await self.hands.engine(member).observe(member, timeout_s)).observations
                 numbers = {row.name: _number(row) for row in rows if not row.label}
+                if member.role is Role.PREFILL:
+                    # There it is the size of the last batch, and stays when all is over.
+                    numbers.pop(v.RUNNING_REQS, None)
                 held = max(held, sum(numbers.get(name, 0.0) for name in QUEUES))
                 running += numbers.get(v.RUNNING_REQS, 0.0)
                 state += [numbers.get(name, -1.0) for name in (*QUEUES, *FLOWS)]
+                state.append(numbers.get(v.PROGRESS_TOKENS_TOTAL, 0.0) // HEALTH_TOKENS)
             if not held:
                 return Look(passed=True, detail=f"nothing is in flight on {target}")
             if not seen_first or seen_first[-1][0] != tuple(state):

@@ -56,7 +56,7 @@ def accounted(
         status, detail = "corrupted", f"it contains {foreign}, the marker of another request"
     elif answer.status != "completed":
         status, detail = answer.status, answer.detail
-    elif not answer.text.strip():
+    elif not answer.text.strip() and not answer.token_ids:
         status, detail = "failed", "it completed with an empty answer"
     return RequestRecord(
         session=session,
