@@ -23,7 +23,11 @@ def make(tmp_path):
     tool = shutil.which("make")
 
     def make(*words: str) -> subprocess.CompletedProcess[str]:
-        inherited = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if "MAKE" not in name and name != "PYTHON"
+        }
         return subprocess.run(
             [tool, *words],
             cwd=tmp_path,
