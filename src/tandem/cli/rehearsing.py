@@ -4,7 +4,9 @@ For: making things fail on a throw-away deployment, and seeing the loop at work.
 Not for: what is injected and how it is scored (`tandem.drills`, imported only when one runs).
 """
 
+import contextlib
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -58,8 +60,7 @@ def drill(
         ]
         screen.answer(record, drills_view(listing()))
         return
-    _end_on_sigterm()
-    with screen.working(f"rehearsing {name} with seed {seed}"):
+    with _sigterm_is_ctrl_c(), screen.working(f"rehearsing {name} with seed {seed}"):
         run(name, seed=seed, json_to=json_to, tell=screen.tell)
 
 
@@ -76,10 +77,15 @@ def demo(
     """
     from tandem.drills import demo as play
 
-    _end_on_sigterm()
-    play(workspace)
+    with _sigterm_is_ctrl_c():
+        play(workspace)
 
 
-def _end_on_sigterm() -> None:
+@contextlib.contextmanager
+def _sigterm_is_ctrl_c() -> Iterator[None]:
     """Let SIGTERM end a rehearsal as Ctrl-C does: with everything it started put away."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
