@@ -31,6 +31,6 @@ class Drill:
     stall_expected: bool
     script: Callable[[Scene], Awaitable[None]]
     """Injects; returns when the injection is complete. Traffic goes on afterwards."""
-    shape: Shape = Shape()
+    shape: Shape = field(default_factory=Shape)
     calm_s: float = 20.0
     """How long a control goes on after its script, watched."""

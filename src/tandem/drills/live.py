@@ -86,7 +86,7 @@ class Story:
                 age = int(now - one.ended_at)
                 if age < SECONDS_SHOWN:
                     counts[SECONDS_SHOWN - 1 - age] += 1
-        top = max(max(counts), 1)
+        top = max(*counts, 1)
         bars = "".join(BARS[count * (len(BARS) - 1) // top] if count else " " for count in counts)
         oldest = log.oldest_open()
         waiting = f"{now - oldest.sent_at:.0f} s" if oldest else "-"
