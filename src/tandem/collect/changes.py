@@ -155,7 +155,8 @@ class Ledger:
         both = (book.before.server_args, present)
         lines = (book.before.command_line or (), book.now.command_line or ())
         told = {flag for line in lines for flag in flags(line)}
-        for name in sorted(both[0].keys() | both[1].keys()):
+        # Only what both said: a server that still loads does not know its defaults yet.
+        for name in sorted(both[0].keys() & both[1].keys()):
             flag = "--" + name.replace("_", "-")
             if flag not in told:
                 kind = "package" if name == "version" else "flag"

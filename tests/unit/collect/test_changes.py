@@ -167,6 +167,14 @@ class TestStarts:
             ("package", "--version", "0.5.15", "0.5.16"),
         ]
 
+    def test_an_argument_that_a_loading_server_does_not_say_is_no_change(self):
+        """A server asked before its model is loaded leaves its defaults out; nothing changed."""
+        ledger = Ledger()
+        ledger.read(life("1:a", args={"page_size": "1", "context_length": "2048"}))
+        rows = ledger.read(life("2:b", 950.0, args={"page_size": "1"}, at=1001.0))
+
+        assert [row.kind for row in rows] == ["restart"]
+
     def test_a_redacted_value_equals_anything(self):
         """What the store shows of a secret says nothing, so it is no change."""
         known = Known("1:a", 900.0, alive=True, command_line=(*OLD, "--api-key", "<redacted>"))
