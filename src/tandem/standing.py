@@ -4,7 +4,7 @@ For: the words `up`, `down`, `restart`, `status`. Not for: the loop (`loop.py`).
 """
 
 from tandem.errors import NotProvenError, RefusedError, WorldError
-from tandem.loop import Parts, Tell, look_back, say
+from tandem.parts import Parts, Tell, look_back, say
 from tandem.plan import bring_up as plan_bring_up
 from tandem.plan import take_down as plan_take_down
 from tandem.records import (

@@ -27,7 +27,7 @@ from tandem.config import load
 from tandem.engines.sglang import SglangEngine
 from tandem.errors import ConfigError
 from tandem.failures import discover
-from tandem.loop import DETECT_WINDOW_S, Parts
+from tandem.parts import DETECT_WINDOW_S, Parts
 from tandem.ports import Clock, Engine, Hands, Router, Source, Supervisor
 from tandem.records import Member, Role, Settings
 from tandem.routers.smg import SmgRouter

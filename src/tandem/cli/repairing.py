@@ -15,7 +15,7 @@ from tandem.errors import RefusedError, WorldError
 from tandem.records import Incident, Plan
 
 if TYPE_CHECKING:
-    from tandem.loop import Parts, Tell
+    from tandem.parts import Parts, Tell
 
 
 def approved_plan(
@@ -57,7 +57,7 @@ async def repair_here(parts: "Parts", sealed: Sealed, tell: "Tell") -> Incident:
     Raises RefusedError when the incident is of another deployment, or when a member it would touch
     has been restarted since: the plan then speaks of a life that is over.
     """
-    from tandem.loop import run_repair
+    from tandem.handling import run_repair
 
     incident = sealed.incident
     if parts.store.folder(incident.id).resolve() != sealed.folder.resolve():

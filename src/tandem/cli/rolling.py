@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tandem.detect import detect
 from tandem.facts import Facts
-from tandem.loop import DETECT_WINDOW_S
+from tandem.parts import DETECT_WINDOW_S
 from tandem.records import Finding
 from tandem.records import vocabulary as v
 from tandem.store import Store

@@ -15,7 +15,7 @@ from tandem.cli.screen import Screen
 from tandem.errors import InterruptedByUser
 
 if TYPE_CHECKING:
-    from tandem.loop import Parts
+    from tandem.parts import Parts
 
 T = TypeVar("T")
 

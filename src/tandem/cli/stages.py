@@ -58,7 +58,7 @@ def collect(config: Config = None, json: Json = False) -> None:
     """
     from tandem.cli.running import with_parts
     from tandem.cli.show.sweep import sweep_view
-    from tandem.loop import Parts
+    from tandem.parts import Parts
     from tandem.ports import Harvest
 
     async def sweep(parts: Parts) -> Harvest:
@@ -180,7 +180,7 @@ def verify(config: Config = None, json: Json = False) -> None:
     """
     from tandem.cli.running import with_parts
     from tandem.cli.show.verification import verification_view
-    from tandem.loop import run_verify
+    from tandem.handling import run_verify
 
     screen = Screen(json=json)
     proof = with_parts(
