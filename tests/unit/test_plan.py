@@ -239,8 +239,8 @@ class TestLadder:
         assert refused(plan) == {
             "nothing": "silent-stall on prefill-0>decode-0 has lasted 30 s; nothing seen ends it "
             "by itself. [e41] [e42]",
-            "router": "The direct probe of prefill-0>decode-0 is late too, and it passes no "
-            "router. [e7]",
+            "router": "The direct probe of prefill-0>decode-0, which passes no router, was late "
+            "too. [e7]",
             "engine": "Restarting decode-0 alone is what led here: it was restarted 4 times "
             "against the same life of prefill-0 (trait decode_alone_restart_hurts: the prefill "
             "remembers dead peers). Restarting prefill-0 alone leaves decode-0 with 3 requests "

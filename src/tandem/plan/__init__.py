@@ -48,7 +48,7 @@ def plan_repair(
     choice = choose(case)
     steps = _steps(case, choice)
     approval = _approval(case, choice)
-    because = [choice.because] if choice.because else [_because(case, choice)]
+    because = [f"{(choice.because or _because(case, choice)).rstrip('.')}."]
     if steps and not case.one_pair and Role.ROUTER not in {m.role for m in choice.members}:
         because.append(
             "The router keeps running and the other paths keep serving; it has no drain, so "

@@ -152,7 +152,7 @@ def _not_router(case: Case) -> str:
             seen = case.facts.latest(path, v.PROBE)
             if seen is not None and seen.value in BAD_PROBES:
                 return (
-                    f"The direct probe of {path} is {seen.value} too, and it passes no router."
+                    f"The direct probe of {path}, which passes no router, was {seen.value} too."
                     f"{cite([seen.id])}"
                 )
     prefills = case.sick(Role.PREFILL)

@@ -6,7 +6,7 @@ incident and facts give the same bytes. Not for: files or git (`report/document.
 
 from tandem.facts import Facts
 from tandem.records import Incident, Rendered
-from tandem.report.blocks import Block, Bullets, Page, Section, Strong, Table, Text, cited_in, prose
+from tandem.report.blocks import Block, Bullets, Page, Section, Strong, Table, Text, cited_in
 from tandem.report.guidance import guidance
 from tandem.report.markdown import markdown
 from tandem.report.page import html
@@ -65,7 +65,8 @@ def _answers(incident: Incident) -> Table:
         took = length(incident.outcomes[-1].ended_at - incident.outcomes[0].started_at)
         rows.append((("Repair",), (f"{incident.plan.scope}, {took}",)))
     elif incident.plan is not None:
-        rows.append((("Repair",), prose(cut(incident.plan.because, 200))))
+        what = "proposed, nothing was touched" if incident.plan.steps else "nothing to be done"
+        rows.append((("Repair",), (f"{incident.plan.scope}: {what}",)))
     proof = incident.verification
     if proof is not None:
         held = "holds" if proof.passed else "falls short"

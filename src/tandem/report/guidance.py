@@ -8,9 +8,11 @@ from tandem.facts import Facts
 from tandem.records import Finding, Incident, Member, Role
 from tandem.records import vocabulary as v
 from tandem.report.blocks import Code, Text, cites, prose
-from tandem.report.words import cut, sentence
+from tandem.report.words import cut, ended
 
 READY_MOST = 4
+LIVES = ("", "restart", "start", "stop")
+"""What a change is called that is an event in a member's life, not a setting."""
 IN_ORDER = "Restart the pair in order: stop decode, stop prefill, start prefill, start decode."
 UNTRUE = "Do not trust health endpoints: all answered 200 between the first sign and the finding"
 EARLY = {
@@ -35,7 +37,7 @@ def guidance(incident: Incident, facts: Facts) -> tuple[Text, ...]:
 def _never_alone(facts: Facts, incident: Incident) -> list[Text]:
     said: list[Text] = []
     judged = incident.diagnosis.changes if incident.diagnosis else ()
-    blamed = {one.subject for one in judged if one.verdict == "implicated" and not one.what}
+    blamed = {one.subject for one in judged if one.verdict == "implicated" and one.what in LIVES}
     prefills = facts.deployment.of(Role.PREFILL)
     prefill = prefills[0].name if len(prefills) == 1 else "its prefill"
     for decode in facts.deployment.of(Role.DECODE):
@@ -117,9 +119,7 @@ def _have_ready(incident: Incident) -> list[Text]:
             for test in mode.tests
             if test.answer == "unknown" and test.collect and test.collect not in wanted
         ]
-    return [
-        ("Have ready for the next time: ", *prose(sentence(one))) for one in wanted[:READY_MOST]
-    ]
+    return [("Have ready for the next time: ", *prose(ended(one))) for one in wanted[:READY_MOST]]
 
 
 def _limit(incident: Incident) -> list[Text]:
@@ -127,9 +127,7 @@ def _limit(incident: Incident) -> list[Text]:
     if diagnosis is None or diagnosis.verdict == "none":
         return []
     look = (
-        f" Observe first: {sentence(diagnosis.next_observation)}"
-        if diagnosis.next_observation
-        else ""
+        f" Observe first: {ended(diagnosis.next_observation)}" if diagnosis.next_observation else ""
     )
     if diagnosis.cause is None:
         return [prose(f"If it recurs, the cause is still open.{look}")]
@@ -142,7 +140,7 @@ def _limit(incident: Incident) -> list[Text]:
 
 
 def _named(subject: str, what: str) -> str:
-    return f"{what} of {subject}" if what else f"restarts of {subject}"
+    return f"restarts of {subject}" if what in LIVES else f"{what} of {subject}"
 
 
 def _engines(facts: Facts) -> list[Member]:

@@ -29,7 +29,7 @@ from tandem.report.blocks import (
     cites,
     prose,
 )
-from tandem.report.words import changed, cut, length, moment, plain, sentence, shown
+from tandem.report.words import changed, cut, ended, length, moment, observed, plain, sentence
 
 TIMELINE_MOST = 30
 EVIDENCE_MOST = 80
@@ -191,10 +191,10 @@ def root_cause(diagnosis: Diagnosis) -> Section:
     if leading is not None:
         blocks.append(Paragraph(prose(sentence(leading.because))))
     if diagnosis.confidence_note:
-        blocks.append(Paragraph(("Confidence: ", *prose(sentence(diagnosis.confidence_note)))))
+        blocks.append(Paragraph(("Confidence: ", *prose(ended(diagnosis.confidence_note)))))
     if diagnosis.next_observation:
         blocks.append(
-            Paragraph(("What would settle it: ", *prose(sentence(diagnosis.next_observation))))
+            Paragraph(("What would settle it: ", *prose(ended(diagnosis.next_observation))))
         )
     out = [one for one in diagnosis.ruled_out if one.mode != diagnosis.cause]
     if out:
@@ -265,4 +265,4 @@ def _what(said: Observation | Change | Trait) -> Text:
     if isinstance(said, Observation) and said.missing is not None:
         return (f"{said.source}: {said.name}{cut(label, 80)} not seen: ", Code(cut(said.missing)))
     source = f"{said.source}: " if isinstance(said, Observation) else "trait: "
-    return (f"{source}{said.name}{cut(label, 80)} = ", Code(shown(said.value)))
+    return (f"{source}{said.name}{cut(label, 80)} = ", Code(observed(said.name, said.value)))

@@ -6,6 +6,7 @@ For: one spelling of each. Not for: sentences.
 from datetime import UTC, datetime
 
 from tandem.records import Change, Value
+from tandem.records import vocabulary as v
 from tandem.report.blocks import one_line
 
 VALUE_CHARACTERS = 160
@@ -42,18 +43,30 @@ def cut(text: str, most: int = SENTENCE_CHARACTERS) -> str:
     return line if len(line) <= most else line[: most - 1].rstrip() + "…"
 
 
+def ended(text: str, most: int = SENTENCE_CHARACTERS) -> str:
+    """A clause of a record with its full stop."""
+    line = cut(text, most)
+    return line if not line or line[-1] in ".!?…:]" else f"{line}."
+
+
 def sentence(text: str, most: int = SENTENCE_CHARACTERS) -> str:
     """A clause of a record as a sentence: a capital where a plain word begins it, a full stop."""
-    line = cut(text, most)
-    first = line.split(" ", 1)[0]
-    line = line[:1].upper() + line[1:] if first.isalpha() and first.islower() else line
-    return line if not line or line[-1] in ".!?…:]" else f"{line}."
+    line = ended(text, most)
+    first = line.split(" ", 1)[0].rstrip(".,:;")
+    return line[:1].upper() + line[1:] if first.isalpha() and first.islower() else line
 
 
 def shown(value: Value) -> str:
     """A value of an observation, on one line."""
     said = " ".join(value) if isinstance(value, tuple) else str(value)
     return cut(said, VALUE_CHARACTERS) or "(empty)"
+
+
+def observed(name: str, value: Value) -> str:
+    """The value of an observation of that name: a start as a moment, the rest as it is."""
+    if name == v.STARTED_AT and isinstance(value, int | float) and 0 < value < 1e11:
+        return moment(value)
+    return shown(value)
 
 
 def changed(change: Change) -> str:
