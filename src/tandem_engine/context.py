@@ -19,8 +19,8 @@ from tandem_engine.weights import Weights
 _NO_SLOT: Final = 1
 """`llama_decode`: could not find a KV slot for the batch; nothing of it was applied."""
 
-_STATE_WORDS: Final = 4
-_STREAMS_MAX: Final = 1024
+STREAMS_MAX: Final = 256
+"""llama.cpp's `LLAMA_MAX_SEQ`: the most sequences of one context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Context:
         self._check_sizes(sizes)
         self._memory: int = self._call.llama_get_memory(self._handle)
         self._streams = sizes.sequences_max
+        self._scratch = np.zeros(0, dtype=np.uint8)
         count = sizes.batch_tokens
         self._tokens = np.zeros(count, dtype=np.int32)
         self._positions = np.zeros(count, dtype=np.int32)
@@ -133,7 +134,7 @@ class Context:
 
     def set_state(self, sequence: int, blob: memoryview) -> None:
         """Replace one sequence's KV; raises `KvMismatchError` when the library refuses it."""
-        source = _restreamed(np.frombuffer(blob, dtype=np.uint8), self._streams)
+        source = self._restreamed(np.frombuffer(blob, dtype=np.uint8))
         read: int = self._call.llama_state_seq_set_data(
             self._handle, source.ctypes.data, source.size, sequence
         )
@@ -162,6 +163,34 @@ class Context:
             self._call.llama_free(self._handle)
             self._handle = None
 
+    def _restreamed(self, blob: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The state of one sequence as a context with this number of streams writes it.
+
+        Layout, as seen at the pinned build: magic, sequence, number of streams, then per stream a
+        count of cells and the cells, all but one of them empty. The two sides of a hand-off need
+        not have equal `sequences_max`. What does not look like this is left for the library to
+        refuse. Costs one copy, into memory that is kept because fresh pages cost more than it.
+        """
+        if blob.size < 12:
+            return blob
+        there = int(blob[8:12].view(np.uint32)[0])
+        if there == self._streams or not 0 < there <= STREAMS_MAX or blob.size < 4 * (3 + there):
+            return blob
+        filled = np.flatnonzero(blob[12 : 12 + 4 * there].view(np.uint32))
+        if not filled.size:
+            return blob
+        before = int(filled[0])
+        cells = blob[12 + 4 * before : blob.size - 4 * (there - 1 - before)]
+        size_bytes = 12 + cells.size + 4 * (self._streams - 1)
+        if self._scratch.size < size_bytes:
+            self._scratch = np.zeros(size_bytes, dtype=np.uint8)
+        restreamed = self._scratch[:size_bytes]
+        restreamed[:8] = blob[:8]
+        restreamed[8:12].view(np.uint32)[0] = self._streams
+        restreamed[12 : 12 + cells.size] = cells
+        restreamed[12 + cells.size :] = 0
+        return restreamed
+
     def _check_sizes(self, sizes: ContextSizes) -> None:
         # The second half of the layout check: a field that moved comes back with another value.
         for name, at_least in (
@@ -176,26 +205,3 @@ class Context:
                     f"llama.cpp made {name} {got} where {at_least} was asked; the struct layout "
                     "does not fit the pinned library"
                 )
-
-
-def _restreamed(blob: NDArray[np.uint8], streams: int) -> NDArray[np.uint8]:
-    """The state of one sequence as a context with another number of streams writes it.
-
-    Layout, as seen at the pinned build: magic, sequence, number of streams, then per stream a count
-    of cells and the cells, all but one of them empty. The two sides of a hand-off need not have
-    equal `sequences_max`. What does not look like this is left as it is, for the library to refuse.
-    """
-    if blob.size < 4 * _STATE_WORDS:
-        return blob
-    there = int(blob[8:12].view(np.uint32)[0])
-    if there == streams or not 0 < there <= _STREAMS_MAX or blob.size < 4 * (3 + there):
-        return blob
-    counts = blob[12 : 12 + 4 * there].view(np.uint32)
-    filled = np.flatnonzero(counts)
-    if not filled.size:
-        return blob
-    before = int(filled[0])
-    cells = blob[12 + 4 * before : blob.size - 4 * (there - 1 - before)]
-    head = np.array([streams], dtype=np.uint32).view(np.uint8)
-    rest = np.zeros(4 * (streams - 1), dtype=np.uint8)
-    return np.concatenate([blob[:8], head, cells, rest])

@@ -47,8 +47,12 @@ class Library:
         self.call.llama_log_set(self._callback, None)
 
     def last_words(self) -> str:
-        """The library's newest warning or error as the tail of a sentence, or nothing."""
-        return f" (llama.cpp: {self._log[-1]})" if self._log else ""
+        """What the library warned of last, as the tail of a sentence; said once."""
+        if not self._log:
+            return ""
+        newest = self._log[-1]
+        self._log.clear()
+        return f" (llama.cpp: {newest})"
 
     def _keep(self, level: int, text: bytes | None, _data: int | None) -> None:
         line = (text or b"").decode(errors="replace").strip()

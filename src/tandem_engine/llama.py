@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from tandem_engine.cells import Cells
-from tandem_engine.context import Context, ContextSizes
+from tandem_engine.context import STREAMS_MAX, Context, ContextSizes
 from tandem_engine.library import open_library
 from tandem_engine.model import (
     Feed,
@@ -208,7 +208,9 @@ class LlamaModel:
             sizes.append(self.kv_size(0))
         self.drop(0)
         first, second = sizes
-        return first + (second - first) * (self.context_length - 1)
+        # The other side may have more sequences, and its blobs a word more for each.
+        slack_bytes = 4 * (STREAMS_MAX - self.sequences_max)
+        return first + (second - first) * (self.context_length - 1) + slack_bytes
 
     def _rows(self, entries: range, wanted: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Logits:
         picked = [entry for entry in entries if wanted[entry]]

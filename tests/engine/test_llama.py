@@ -162,15 +162,22 @@ class TestHandOff:
         assert moved(prefill, 0, decode, 0) == 0
         assert decode.length(0) == 0
 
-    def test_the_largest_export_is_known(self, prompt):
-        """A full sequence exports `kv_bytes_max` bytes, and into no smaller buffer."""
-        model = load_model("smollm2", context_length=CHUNK, sequences_max=1, cells=CHUNK)
-        feed(model, 0, prompt[:CHUNK])
+    def test_both_sides_may_differ_in_size(self, prefill, decode, prompt):
+        """KV moves to the bit between models of other counts of sequences, and fits the slots."""
+        small = load_model("smollm2", context_length=CHUNK, sequences_max=1, cells=CHUNK)
+        feed(prefill, 3, prompt[:CHUNK])
 
-        assert model.kv_size(0) == model.kv_bytes_max
+        assert moved(prefill, 3, small, 0) < small.kv_bytes_max < small.kv_size(0) + 2048
         with pytest.raises(ModelError, match="needs"):
-            model.export_kv(0, memoryview(bytearray(model.kv_bytes_max - 1)))
-        model.close()
+            small.export_kv(0, memoryview(bytearray(small.kv_size(0) - 1)))
+        moved(small, 0, decode, 2)
+        small.truncate(0, CHUNK - 1)
+        for model, sequence in ((prefill, 3), (decode, 2)):
+            model.truncate(sequence, CHUNK - 1)
+        expected = prefill.step([Feed(3, [11], CHUNK - 1)])[0]
+        np.testing.assert_array_equal(expected, small.step([Feed(0, [11], CHUNK - 1)])[0])
+        np.testing.assert_array_equal(expected, decode.step([Feed(2, [11], CHUNK - 1)])[0])
+        small.close()
 
 
 class TestPrefixes:
