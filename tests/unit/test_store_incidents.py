@@ -178,6 +178,15 @@ class TestSaving:
         assert store.incidents() == [incident]
         assert (store.folder(incident.id) / "records.jsonl").read_bytes().endswith(b"\n")
 
+    def test_a_disk_that_refuses_the_first_line_leaves_no_file(self, store):
+        """A new folder that could not be begun holds nothing that looks like an incident."""
+        incident = incident_of(store, hunch="word " * 10_000)
+
+        with files_of_at_most(10_000), pytest.raises(WorldError, match="could not be written"):
+            store.save(incident)
+
+        assert list(store.folder(incident.id).iterdir()) == []
+
 
 class TestJournal:
     def test_it_never_forgets(self, store):

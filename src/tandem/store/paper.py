@@ -83,6 +83,8 @@ def append(folder: Path, lines: Sequence[Record]) -> None:
                 os.fsync(file)
             except OSError:
                 os.ftruncate(file, size)
+                if size == 0:
+                    path.unlink()
                 raise
         if size == 0:
             sync_folder(folder)

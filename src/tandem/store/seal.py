@@ -47,6 +47,8 @@ class Evidence:
     def __init__(self, source: Path, *, bytes_max: int) -> None:
         """Attach the rolling state read-only and begin an empty copy in memory."""
         self.left_out: list[str] = []
+        self._dropped_rows = 0
+        self._dropped = ""
         self._db = sqlite3.connect(":memory:", isolation_level=None, uri=True)
         self._db.create_function("redacted", 1, _again, deterministic=True)
         self._db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -127,6 +129,7 @@ class Evidence:
     def write(self, path: Path) -> None:
         """Write the copy as one file; a full disk costs the oldest half, and again."""
         self._db.execute("DETACH live")
+        before = list(self.left_out)
         for _ in range(TRIES_MAX):
             try:
                 self._write_once(path)
@@ -135,6 +138,7 @@ class Evidence:
                 path.unlink(missing_ok=True)
                 if not self._halve():
                     break
+                self.left_out = [*before, f"{self._dropped}: the disk is full"]
         raise WorldError(
             f"The disk is full: nothing of the evidence could be sealed in {path.parent}.",
             next_step=f"Free some space under {path.parent.parent}, "
@@ -169,7 +173,8 @@ class Evidence:
             "(SELECT id FROM observations WHERE NOT slow ORDER BY id LIMIT ?)",
             (gone,),
         )
-        self.left_out.append(f"{gone} observations up to {_clock(until)}: the disk is full")
+        self._dropped_rows += gone
+        self._dropped = f"{self._dropped_rows} observations up to {_clock(until)}"
         return True
 
     def count(self) -> int:
