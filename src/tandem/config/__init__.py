@@ -1,0 +1,108 @@
+"""`tandem.toml` into `Settings`: every fault found at once, one line each, with key, value and fix.
+
+For: reading and refusing. The sections are made from the records they become, so that a key and its
+default are written once. Not for: finding the file, or building anything from it (`wiring.py`).
+"""
+
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from tandem.config.faults import Fault, instead
+from tandem.config.tables import TABLES, checked
+from tandem.config.topology import members_of, topology_faults
+from tandem.errors import ConfigError
+from tandem.records import Launch, Member, Settings
+
+__all__ = ["load"]
+
+SCOPES_AUTO = ("router", "engine", "engine:prefill", "engine:decode", "pair")
+"""Repairs that may be made without asking, each only when `auto_scopes` names it."""
+
+_SECTION_NAMES = ("member", *TABLES)
+
+
+def load(path: Path) -> Settings:
+    """Read, check and freeze a `tandem.toml`.
+
+    `{python}` and `{root}` in argv, env and cwd become this interpreter and the file's folder;
+    relative folders and documents are taken from there. Raises `ConfigError`, which names every
+    fault at once: key, value and fix.
+    """
+    root = path.resolve().parent
+    tables = _parse(path)
+    faults = [
+        Fault(f"[{name}]", None, "there is no such section", instead(name, _SECTION_NAMES))
+        for name in tables
+        if name not in _SECTION_NAMES
+    ]
+    settings: dict[str, dict[str, object]] = {}
+    for name, table in TABLES.items():
+        found = checked(table, tables.get(name, {}), name, faults)
+        settings[name] = found.model_dump() if found else {}
+    members = members_of(tables.get("member", []), faults)
+    # A member that could not be read would show up again as a missing prefill or decode.
+    faults += topology_faults(members, complete=not faults)
+    faults += _scope_faults(settings["policy"])
+    if faults:
+        raise _refusal(path, faults)
+    settings["deployment"]["members"] = [_placed(member, root) for member in members]
+    document = settings["report"]["document"]
+    settings["report"]["document"] = str(root / str(document))
+    return msgspec.convert({"root": str(root), **settings}, Settings)
+
+
+def _parse(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"There is no {path}.",
+            next_step="Run in the folder of your tandem.toml, or name the file.",
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}.",
+            next_step="Make it a file this user may read.",
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} is not TOML: {error}.", next_step="Correct the syntax there."
+        ) from None
+
+
+def _refusal(path: Path, faults: Iterable[Fault]) -> ConfigError:
+    lines = [str(fault) for fault in faults]
+    said = lines[0] if len(lines) == 1 else f"{len(lines)} faults:\n  " + "\n  ".join(lines)
+    return ConfigError(f"{path}: {said}.", next_step="Edit the file and run the command again.")
+
+
+def _scope_faults(policy: dict[str, object]) -> Iterator[Fault]:
+    scopes = policy.get("auto_scopes")
+    for scope in scopes if isinstance(scopes, tuple) else ():
+        if scope.partition(":")[0] in ("role", "all", "config"):
+            wrong = "this is never done without asking"
+            yield Fault("policy.auto_scopes", scope, wrong, "remove it and approve it by hand")
+        elif scope not in SCOPES_AUTO:
+            wrong = "is no scope of a repair"
+            yield Fault("policy.auto_scopes", scope, wrong, instead(scope, SCOPES_AUTO))
+
+
+def _placed(member: Member, root: Path) -> Member:
+    """The member with its launch made absolute: placeholders filled, folder resolved."""
+    if member.launch is None:
+        return member
+
+    def fill(text: str) -> str:
+        return text.replace("{python}", sys.executable).replace("{root}", str(root))
+
+    launch = Launch(
+        argv=tuple(fill(word) for word in member.launch.argv),
+        env={name: fill(value) for name, value in member.launch.env.items()},
+        cwd=str((root / fill(member.launch.cwd)).resolve()),
+    )
+    return msgspec.structs.replace(member, launch=launch)
