@@ -41,6 +41,7 @@ DRILLS = (
         stall_expected=False,
         script=_long_prefill,
         shape=Shape(sessions=1),
+        context_length=2048,
         calm_s=30.0,
     ),
     Drill(

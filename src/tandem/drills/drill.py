@@ -32,5 +32,6 @@ class Drill:
     script: Callable[[Scene], Awaitable[None]]
     """Injects; returns when the injection is complete. Traffic goes on afterwards."""
     shape: Shape = field(default_factory=Shape)
+    context_length: int = 1024
     calm_s: float = 20.0
     """How long a control goes on after its script, watched."""

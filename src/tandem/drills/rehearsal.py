@@ -88,7 +88,7 @@ async def rehearse(
             prefix = f"tandem-{drill.name}-"
             temporary = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
             root = Path(stack.enter_context(temporary))
-        workspace = Workspace(root=root)
+        workspace = Workspace(root=root, context_length=drill.context_length)
         workspace.create()
         async with open_scene(workspace, drill, seed, tell) as scene:
             if on_scene is not None:

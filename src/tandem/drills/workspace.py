@@ -79,6 +79,7 @@ class Workspace:
     model: str = "smollm2"
     sessions: int = 30
     max_inflight: int = 8
+    context_length: int = 1024
     decode_flags: dict[str, str | None] = field(
         default_factory=lambda: {"--disable-overlap-schedule": None, "--cuda-graph-max-bs": "64"}
     )
@@ -133,6 +134,7 @@ class Workspace:
     def _engine_argv(self, role: str, port: int) -> list[str]:
         argv = ["{python}", "-m", "tandem_engine", role, "--model", self.model]
         argv += ["--served-model-name", SERVED_NAME]
+        argv += ["--context-length", str(self.context_length)]
         switchboard = self.root / f"switchboard-{role}.json"
         return [*argv, "--port", str(port), "--enable-faults", str(switchboard)]
 
