@@ -1,5 +1,6 @@
 """Repair against a world in memory: orders, gates, and the holders that keep them shut."""
 
+import msgspec
 import pytest
 
 from fakes import Listener, ListJournal, World, deployment
@@ -108,13 +109,34 @@ class TestBringUp:
         assert len([line for line in world.history if line.startswith("handoff")]) == 1
 
     async def test_without_a_supervisor_nothing_is_touched(self):
-        """A plan over members nobody can start is refused before its first step."""
+        """A plan over members nobody can restart is refused before its first step."""
         world = World(deployment(supervisor="none"))
+        world.run()
 
         with pytest.raises(RefusedError, match="supervisor = 'none'"):
-            await run(bring_up(world.deployment, POLICY), world)
+            await run(co_restart(world), world)
 
         assert world.history == []
+
+    async def test_members_of_others_are_waited_for(self):
+        """`up` starts what it may and waits for what somebody else starts; `down` leaves it."""
+        world = World(deployment())
+        others = [
+            msgspec.structs.replace(member, supervisor="none")
+            if member.role == "router"
+            else member
+            for member in world.deployment.members
+        ]
+        world.deployment = msgspec.structs.replace(world.deployment, members=tuple(others))
+        world.spawn("router")
+
+        up = await run(bring_up(world.deployment, POLICY), world)
+        down = await run(take_down(world.deployment, POLICY), world)
+
+        assert statuses(up)["ready:router"] == "done"
+        assert "start router" not in world.history
+        assert [outcome.step for outcome in down][:2] == ["stop:decode-0", "stop:prefill-0"]
+        assert list(world.lives) == ["router"]
 
 
 class TestTakeDown:

@@ -69,7 +69,10 @@ def plan_repair(
 
 
 def bring_up(deployment: Deployment, policy: Policy) -> Plan:
-    """Start every member in order, each gated on being truly ready; what runs is left running."""
+    """Start every member in order, each gated on being truly ready; what runs is left running.
+
+    Members nobody supervises are waited for.
+    """
     return Plan(
         scope="all",
         steps=bring_up_steps(deployment, policy),
@@ -84,7 +87,7 @@ def bring_up(deployment: Deployment, policy: Policy) -> Plan:
 def take_down(
     deployment: Deployment, policy: Policy, *, only: Collection[str] | None = None
 ) -> Plan:
-    """Stop every member (or those named in `only`) in order and see that nothing is left."""
+    """Stop every supervised member (or those in `only`) in order; see that nothing is left."""
     return Plan(
         scope="all",
         steps=take_down_steps(deployment, policy, only),

@@ -11,6 +11,8 @@ prefill keeps its endpoints); an engine's own order may come as traits.
 
 from collections.abc import Collection, Sequence
 
+import msgspec
+
 from tandem.records import Deployment, Member, Path, Policy, Role, Step
 
 START_ORDER: tuple[Role, ...] = (Role.PREFILL, Role.DECODE, Role.ROUTER)
@@ -23,15 +25,27 @@ STOP_MARGIN_S = 10.0
 
 
 def bring_up_steps(deployment: Deployment, policy: Policy) -> tuple[Step, ...]:
-    """Every member, in start order, each gated on being truly ready."""
-    return _start_in_order(deployment, deployment.members, deployment.cells(), policy, START_ORDER)
+    """Every member, in start order, each gated on being truly ready.
+
+    A member nobody supervises is waited for and not started: somebody else brings it up.
+    """
+    steps = _start_in_order(deployment, deployment.members, deployment.cells(), policy, START_ORDER)
+    foreign = {member.name for member in deployment.members if member.supervisor == "none"}
+    return tuple(
+        _awaited(step) if step.verb == "start" and step.target in foreign else step
+        for step in steps
+    )
 
 
 def take_down_steps(
     deployment: Deployment, policy: Policy, only: Collection[str] | None = None
 ) -> tuple[Step, ...]:
-    """Every member (or those named in `only`), in stop order, each seen gone."""
-    members = [member for member in deployment.members if only is None or member.name in only]
+    """Every supervised member (or those named in `only`), in stop order, each seen gone."""
+    members = [
+        member
+        for member in deployment.members
+        if member.supervisor != "none" and (only is None or member.name in only)
+    ]
     return _stop_in_order(members, policy, STOP_ORDER)
 
 
@@ -158,6 +172,13 @@ def _start(member: Member, policy: Policy) -> Step:
         timeout_s=policy.start_timeout_s,
         on_failure="stop",
         why=_START_WHY[member.role],
+    )
+
+
+def _awaited(start: Step) -> Step:
+    """The same gate without the start."""
+    return msgspec.structs.replace(
+        start, id=f"ready:{start.target}", verb="gate", why="somebody else starts it"
     )
 
 
