@@ -19,8 +19,9 @@ HEALTH_TOKENS_PER_S = 2.5
 """Tokens a second that health checks alone may compute on one engine: about one per check, ours
 every 2 s and a router's every 1-2 s (`/health` runs a one-token forward)."""
 HEALTH_TOKENS_SLACK = 2.0
-BUSY_CPU = 0.3
-"""Share of one core above which a process is computing, whatever its counters say."""
+BUSY_CPU = 0.1
+"""Share of one core above which a process is computing, whatever its counters say: a starved one
+on a crowded host gets 0.15, a silent one that only answers health checks uses 0.03."""
 LOOK_FRESH_S = 15.0
 """What was last seen longer ago than this is not known to be so now."""
 STARTED_LATELY_S = 15.0
@@ -111,10 +112,23 @@ def completed(facts: Facts, member: str, window_s: float) -> Reading | None:
         ended = Reading(done, ended.evidence)
     known = [reading for reading in (moved, ended) if reading is not None]
     if not known:
-        return None
+        return _never_counted(facts, member, window_s)
     # A prefill's request and its hand-off are one piece of work.
     cited = tuple(cite for reading in known for cite in reading.evidence)
     return Reading(max(reading.value for reading in known), cited)
+
+
+def _never_counted(facts: Facts, member: str, window_s: float) -> Reading | None:
+    """Nothing completed, when the page was read all along and holds no such counter yet.
+
+    A labelled counter appears with its first count: a decode that never completed has none.
+    """
+    tokens = grown(facts, member, v.PROGRESS_TOKENS_TOTAL, window_s)
+    newest = [facts.last(member, name) for name in (v.TRANSFERS_TOTAL, v.REQUESTS_TOTAL)]
+    absent = tuple(seen.id for seen in newest if seen is not None and seen.missing is not None)
+    if tokens is None or not absent:
+        return None
+    return Reading(0.0, (*tokens.evidence, *absent))
 
 
 def beyond_health(facts: Facts, member: str, window_s: float) -> Reading | None:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faults import flow, near_miss, serving, silence, stale_peers
-from scenes import CELL, DECODE, PREFILL, ROUTER, T0, Scene
+from scenes import CELL, DECODE, PREFILL, ROUTER, T0, Scene, deployment
 from tandem import signs
-from tandem.facts import Sample
+from tandem.facts import Facts, Sample
 from tandem.records import Change, Observation
 from tandem.records import vocabulary as v
 
@@ -189,3 +189,46 @@ def test_frozen_gauges_are_not_live():
 
     assert signs.floor(scene.facts(), PREFILL, v.INFLIGHT_QUEUE_REQS, 5.0) is None
     assert signs.risen(scene.facts(), PREFILL, v.INFLIGHT_QUEUE_REQS) is None
+
+
+class TestCompleted:
+    """Completions: counted, unknown, or never counted yet."""
+
+    @staticmethod
+    def decode_page(*, reads: int, counter: str | None) -> Facts:
+        """A decode whose page was read once a second; its request counter absent, or unseen."""
+        rows = []
+        for at in range(10):
+            tokens = float(at) if at < reads else None
+            rows.append((v.PROGRESS_TOKENS_TOTAL, at, tokens, None if at < reads else "refused"))
+            if counter is not None:
+                rows.append((v.REQUESTS_TOTAL, at, None, counter))
+        observations = [
+            Observation(
+                source="metrics",
+                subject=DECODE,
+                name=name,
+                at=T0 + at,
+                value=value,
+                missing=missing,
+                id=number,
+            )
+            for number, (name, at, value, missing) in enumerate(rows, start=1)
+        ]
+        return Facts(deployment(), observations, now=T0 + 9.0)
+
+    def test_a_page_that_never_counted_a_request_says_none_completed(self):
+        """A labelled counter appears with its first count: absent from a page that reads is zero."""
+        facts = self.decode_page(reads=10, counter="not on the metrics page")
+
+        reading = signs.completed(facts, DECODE, 4.0)
+
+        assert reading is not None
+        assert reading.value == 0.0
+
+    @pytest.mark.parametrize(("reads", "counter"), [(3, "refused"), (10, None)])
+    def test_a_page_that_was_not_read_says_nothing(self, reads, counter):
+        """No page, or nobody who looked for the counter: what completed is unknown."""
+        facts = self.decode_page(reads=reads, counter=counter)
+
+        assert signs.completed(facts, DECODE, 4.0) is None
