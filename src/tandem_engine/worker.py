@@ -200,6 +200,11 @@ class Worker:
             server.force_exit = not clean
         if self._servers:
             await asyncio.wait([task for _, task in self._servers], timeout=STOP_S)
+        for server, _ in self._servers:
+            # A process that ends closes its connections; one that goes on has to do it.
+            for connection in list(server.server_state.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
         for listener in self._listeners.values():
             listener.close()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tandem_engine.config import Settings, Timeouts
 from tandem_engine.faults import Switchboard
@@ -136,7 +137,10 @@ class Pair:
     async def idle(self) -> None:
         """Wait until both sides hold nothing."""
         for worker in (self.prefill, self.decode):
-            await until(lambda: not held(worker), worker)  # noqa: B023 - awaited in its own turn
+            try:
+                await until(lambda: not held(worker), worker)  # noqa: B023 - awaited in its turn
+            except TimeoutError:
+                pytest.fail(f"{worker.settings.disaggregation_mode} holds {held(worker)}")
 
 
 def held(worker: Worker) -> dict[str, int]:
@@ -171,7 +175,8 @@ async def pair(
     try:
         one = await start(settings("prefill", **(prefill or {})), timeouts, workers)
         two = await start(settings("decode", **(decode or {})), timeouts, workers)
-        async with aiohttp.ClientSession() as http:
+        bound = aiohttp.ClientTimeout(total=2 * DEADLINE_S)
+        async with aiohttp.ClientSession(timeout=bound) as http:
             yield Pair(one, two, http, timeouts, workers)
     finally:
         for worker in workers:

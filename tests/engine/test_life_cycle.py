@@ -1,0 +1,170 @@
+"""Whatever clients, aborts and deaths do, in whatever order: nothing stays held, no wrong token."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.pairs import DEADLINE_S, ROOMS, Pair, pair
+from tandem_engine.model import Feed
+from tandem_engine.toy import ToyModel
+
+PROMPTS = ["hello", "you are a helpful assistant. " * 8, "you are a helpful assistant. " * 8 + "go on"]
+STEP_COST_S = 0.002
+"""Long enough that events fall into steps, as on a real model."""
+
+
+def greedy(prompt: str, count: int) -> list[int]:
+    """What one model alone says."""
+    model = ToyModel(context_length=512, sequences_max=1)
+    tokens = model.tokenize(prompt, special=True)
+    said: list[int] = []
+    fed = tokens
+    while len(said) < count:
+        row = None
+        for start in range(0, len(fed), 256):
+            row = model.step([Feed(0, fed[start : start + 256], model.length(0))])[0][-1]
+        said.append(int(row.argmax()))
+        fed = said[-1:]
+    return said
+
+
+@dataclass
+class Client:
+    """A request on its way to one or both sides."""
+
+    prompt: str
+    tokens: int
+    tasks: dict[str, asyncio.Task[Any]]
+    rid: str
+
+
+@dataclass
+class Play:
+    """One example: a pair and its clients."""
+
+    two: Pair
+    clients: list[Client] = field(default_factory=list)
+
+    def slow(self) -> None:
+        """Make steps take a while on both sides."""
+        for worker in (self.two.prefill, self.two.decode):
+            worker.model._step_cost_s = STEP_COST_S
+
+    def ask(self, prompt: str, tokens: int, sides: str, stream: bool) -> None:
+        """Send a request to the sides named, without waiting."""
+        room = next(ROOMS)
+        rid = f"client-{room}"
+        body = {
+            "text": prompt,
+            "rid": rid,
+            "stream": stream,
+            "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
+        } | self.two.meeting(room)
+        tasks = {
+            side: asyncio.create_task(self.two.post(getattr(self.two, side), "/generate", body))
+            for side in sides.split()
+        }
+        self.clients.append(Client(prompt, tokens, tasks, rid))
+
+    async def do(self, action: tuple[Any, ...]) -> None:
+        """One action of the example."""
+        match action:
+            case ("ask", prompt, tokens, sides, stream):
+                self.ask(PROMPTS[prompt], tokens, sides, stream)
+            case ("leave", which, side) if self.clients:
+                task = self.clients[which % len(self.clients)].tasks.get(side)
+                if task is not None:
+                    task.cancel()
+            case ("abort", which, side) if self.clients:
+                rid = self.clients[which % len(self.clients)].rid
+                await self.two.post(getattr(self.two, side), "/abort_request", {"rid": rid})
+            case ("turn", side):
+                await getattr(self.two, side).turn()
+            case ("answer", which) if self.clients:
+                tasks = self.clients[which % len(self.clients)].tasks
+                if len(tasks) == 2:
+                    await asyncio.wait(tasks.values(), timeout=DEADLINE_S)
+            case ("restart", "decode", clean):
+                await self.two.restart_decode(clean=clean)
+                self.slow()
+            case ("restart", "prefill", clean):
+                await self.two.restart_prefill(clean=clean)
+                self.slow()
+
+    async def end(self) -> None:
+        """Everybody leaves; what was answered must be right."""
+        for client in self.clients:
+            # A room that one side never hears of is ended by its client, or by a timeout.
+            alone = len(client.tasks) == 1 or any(t.cancelling() for t in client.tasks.values())
+            for task in client.tasks.values():
+                if alone:
+                    task.cancel()
+        for client in self.clients:
+            done = await asyncio.gather(*client.tasks.values(), return_exceptions=True)
+            for side, reply in zip(client.tasks, done, strict=True):
+                self.check(client, side, reply)
+
+    def check(self, client: Client, side: str, reply: Any) -> None:
+        """An answer is an error, or exactly what one model alone would say."""
+        if isinstance(reply, BaseException):
+            assert isinstance(reply, asyncio.CancelledError | aiohttp.ClientError)
+            return
+        if reply.status != 200:
+            assert reply.status in (400, 500, 503)
+            return
+        with contextlib.suppress(AssertionError):  # a stream that was cut has no end
+            last = reply.events[-1] if reply.text.startswith("data:") else reply.json
+            if last["meta_info"]["finish_reason"]["type"] == "length":
+                count = client.tokens if side == "decode" else 1
+                if last["output_ids"] != greedy(client.prompt, count):
+                    pytest.fail(f"wrong tokens from the {side} for {client}")
+
+
+sides = st.sampled_from(["prefill", "decode"])
+actions = st.one_of(
+    st.tuples(
+        st.just("ask"),
+        st.integers(0, 2),
+        st.integers(1, 12),
+        st.sampled_from(["prefill decode"] * 4 + ["prefill", "decode"]),
+        st.booleans(),
+    ),
+    st.tuples(st.just("leave"), st.integers(0, 50), sides),
+    st.tuples(st.just("abort"), st.integers(0, 50), sides),
+    st.tuples(st.just("turn"), sides),
+    st.tuples(st.just("answer"), st.integers(0, 50)),
+    st.tuples(st.just("restart"), sides, st.booleans()),
+)
+
+
+@pytest.mark.timeout(120)
+@settings(
+    max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+@given(
+    script=st.lists(actions, min_size=4, max_size=24),
+    transport=st.sampled_from(["shm", "tcp"]),
+    overlap=st.booleans(),
+)
+def test_nothing_stays_held(script, transport, overlap):
+    """Random requests, leaves, aborts and restarts end with zero held, and with right tokens."""
+
+    async def example() -> None:
+        flags = {"disable_overlap_schedule": not overlap}
+        decode = flags | {"disaggregation_transfer_backend": transport}
+        async with pair(prefill=flags, decode=decode) as two:
+            play = Play(two)
+            play.slow()
+            for action in script:
+                await play.do(action)
+            await play.end()
+            await two.idle()
+            assert (await two.generate("after all")).json["output_ids"] == greedy("after all", 4)
+
+    asyncio.run(example())
