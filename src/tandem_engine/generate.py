@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def open_generate(worker: "Worker", body: GenerateBody) -> Live:
     """The request of a `/generate` body; raises `RequestError`."""
+    worker.check_open()
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("give exactly one of text and input_ids")
     prompt = body.input_ids

@@ -4,7 +4,6 @@ For: reading bodies within a bound, answering in JSON whatever goes wrong, and t
 look. Not for: what a generation asks for and replies (`generate.py`, `openai.py`).
 """
 
-import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
@@ -27,7 +26,6 @@ from tandem_engine.wire import AbortBody, ChatBody, CompletionBody, GenerateBody
 if TYPE_CHECKING:
     from tandem_engine.worker import Worker
 
-log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 8 << 20
 CLIENT_LEFT = 499
 SECTIONS = {
@@ -282,5 +280,5 @@ def _decode_error(_http: HttpRequest, problem: msgspec.MsgspecError) -> Response
 
 
 def _bug(_http: HttpRequest, problem: Exception) -> Response:
-    log.error("An HTTP route failed", exc_info=problem)
+    # uvicorn logs it with its stack.
     return error(500, f"internal error: {type(problem).__name__}")

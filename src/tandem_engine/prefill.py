@@ -63,7 +63,7 @@ class Prefill:
         self.sequences = Sequences(model, keep=model.sequences_max)
         self._bootstrap: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self.running: list[Request] = []
         self._computed: deque[Request] = deque()
         self._inflight: dict[int, Request] = {}
         self._left: list[Request] = []
@@ -129,7 +129,7 @@ class Prefill:
     def requests(self) -> list[Request]:
         """Every request that is in a queue or runs."""
         return [
-            *self._bootstrap.values(), *self._waiting, *self._running, *self._computed,
+            *self._bootstrap.values(), *self._waiting, *self.running, *self._computed,
             *self._inflight.values(),
         ]  # fmt: skip
 
@@ -263,24 +263,24 @@ class Prefill:
 
     def plan(self, now_s: float) -> Step | None:
         """Chunks of running and waiting prompts, at most `chunked_prefill_size` tokens together."""
-        self._running = [request for request in self._running if request.live]
+        self.running = [request for request in self.running if request.live]
         step = Step([], [], now_s)
         room = self._settings.chunked_prefill_size
-        for request in self._running:
+        for request in self.running:
             room = self._feed(step, request, room)
         while self._waiting and room > 0:
             request = self._waiting[0]
             if not request.live:
                 self._waiting.popleft()
                 continue
-            if len(self._running) >= self._settings.max_running_requests or not self._admit(
+            if len(self.running) >= self._settings.max_running_requests or not self._admit(
                 request, now_s
             ):
                 break
             if self._chunk(request) > room:
                 break
             self._waiting.popleft()
-            self._running.append(request)
+            self.running.append(request)
             room = self._feed(step, request, room)
         return step if step.feeds else None
 
@@ -336,7 +336,7 @@ class Prefill:
                 request.output.append(token)
                 if request.scores is not None:
                     request.first_score = scoring.score(rows[-1], token, request.scores.top)
-                self._running.remove(request)
+                self.running.remove(request)
                 self._computed.append(request)
 
     def process(self, step: Step) -> None:
@@ -370,7 +370,7 @@ class Prefill:
                         "#new-token": tokens,
                         "#cached-token": cached,
                         "token usage": round(self._usage(), 2),
-                        "#running-req": len(self._running),
+                        "#running-req": len(self.running),
                         "#queue-req": len(self._waiting),
                         "#pending-token": self.pending_tokens(),
                         "#bootstrap-req": len(self._bootstrap),
@@ -409,7 +409,7 @@ class Prefill:
 
     def idle(self, now_s: float) -> float:
         """Poll fast while something moved lately, slowly for what hangs, not at all otherwise."""
-        queued = self._bootstrap or self._waiting or self._running or self._inflight
+        queued = self._bootstrap or self._waiting or self.running or self._inflight
         if not queued and now_s - self._gauges_s > IDLE_GAUGES_EVERY_S:
             self._batch, self._throughput = 0, 0.0
             self._write_gauges(now_s)
@@ -423,7 +423,7 @@ class Prefill:
 
     def pending_tokens(self) -> int:
         """Prompt tokens waiting to be computed."""
-        requests = [*self._bootstrap.values(), *self._waiting, *self._running]
+        requests = [*self._bootstrap.values(), *self._waiting, *self.running]
         return sum(len(r.prompt) - r.computed for r in requests)
 
     def _usage(self) -> float:
@@ -449,7 +449,7 @@ class Prefill:
             num_used_tokens=used,
             kv_used_tokens=used,
             kv_available_tokens=self._model.cells - used,
-            utilization=len(self._running) / self._settings.max_running_requests,
+            utilization=len(self.running) / self._settings.max_running_requests,
             max_total_num_tokens=self._model.cells,
         )
 

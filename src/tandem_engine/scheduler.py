@@ -130,6 +130,8 @@ class Scheduler:
         self._stopping = False
         self.outputs = 0
         """Steps that gave a result: what `/health` waits for."""
+        self.stepping = False
+        """Whether a step is being computed."""
         self.idle_s = 0.0
         """Time spent waiting for something to do."""
         self._thread = threading.Thread(target=self._guarded, name="scheduler", daemon=True)
@@ -183,6 +185,7 @@ class Scheduler:
 
     def _advance(self, step: Step, previous: Step | None) -> Step | None:
         """Compute one step; the step that is still to be processed, if any."""
+        self.stepping = True
         try:
             if self._compute is None:
                 logits = self._model.step(step.feeds)
@@ -197,6 +200,8 @@ class Scheduler:
         except ModelError as problem:
             self._phase.refused(step, problem)
             return None
+        finally:
+            self.stepping = False
         step.ended_s = time.monotonic()
         self._phase.sample(step, logits)
         self.outputs += 1

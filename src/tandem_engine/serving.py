@@ -146,7 +146,7 @@ def _sampling(wire: WireSampling) -> SamplingParams:
         return SamplingParams(
             temperature=1.0 if wire.temperature is None else wire.temperature,
             top_p=1.0 if wire.top_p is None else wire.top_p,
-            top_k=wire.top_k or -1,
+            top_k=-1 if wire.top_k is None else wire.top_k,
             seed=wire.seed if wire.seed is not None else wire.sampling_seed,
         )
     except ValueError as problem:

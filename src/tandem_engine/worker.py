@@ -39,6 +39,8 @@ CONTEXT_LENGTH = 2048
 REQUESTS_MAX = 4096
 """More requests than this at a time are refused with 503."""
 STOP_S = 2.0
+STILL_S = 1.0
+"""A drain ends early when no step was computed for this long."""
 
 State = Literal["starting", "ready", "draining", "dead"]
 
@@ -209,9 +211,13 @@ class Worker:
             listener.close()
 
     async def _until_empty(self, timeout_s: float) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while self._active and time.monotonic() < deadline_s:
+        """Wait for the last request, as long as something moves: what hangs is not waited for."""
+        moved_s = time.monotonic()
+        deadline_s, outputs = moved_s + timeout_s, self._scheduler.outputs
+        while self._active and time.monotonic() < min(deadline_s, moved_s + STILL_S):
             await asyncio.sleep(0.02)
+            if self._scheduler.stepping or self._scheduler.outputs != outputs:
+                moved_s, outputs = time.monotonic(), self._scheduler.outputs
 
     def _died(self, problem: BaseException) -> None:
         """The scheduler's thread broke: the worker must not stay half alive."""
@@ -276,7 +282,9 @@ class Worker:
             arrived_s=time.monotonic(),
             deliver=answers.put_nowait,
         )
-        self._scheduler.post(self._role.phase.submit, probe)
+        # A busy scheduler answers by its next step, as SGLang's does.
+        if not self._role.phase.running:
+            self._scheduler.post(self._role.phase.submit, probe)
         deadline_s = time.monotonic() + self.timeouts.health_s
         while time.monotonic() < deadline_s and self.state == "ready":
             if self._scheduler.outputs > before:

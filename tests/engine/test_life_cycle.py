@@ -14,7 +14,11 @@ from engine.pairs import DEADLINE_S, ROOMS, Pair, pair
 from tandem_engine.model import Feed
 from tandem_engine.toy import ToyModel
 
-PROMPTS = ["hello", "you are a helpful assistant. " * 8, "you are a helpful assistant. " * 8 + "go on"]
+PROMPTS = [
+    "hello",
+    "you are a helpful assistant. " * 8,
+    "you are a helpful assistant. " * 8 + "go on",
+]
 STEP_COST_S = 0.002
 """Long enough that events fall into steps, as on a real model."""
 
@@ -144,9 +148,7 @@ actions = st.one_of(
 
 
 @pytest.mark.timeout(120)
-@settings(
-    max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     script=st.lists(actions, min_size=4, max_size=24),
     transport=st.sampled_from(["shm", "tcp"]),

@@ -1,0 +1,146 @@
+"""Bad requests get a 4xx with a JSON error and cost the worker nothing."""
+
+import asyncio
+import io
+
+import pytest
+
+from engine.pairs import ROOMS, held, pair
+
+MEET = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 1}
+GENERATE = {"text": "hello", **MEET}
+
+
+def changed(**fields):
+    """A good `/generate` body with some fields changed."""
+    return {**GENERATE, **fields}
+
+
+BAD = {
+    "no room": {"text": "hello"},
+    "room is text": changed(bootstrap_room="7"),
+    "room is a list": changed(bootstrap_room=[1, 2]),
+    "room is negative": changed(bootstrap_room=-1),
+    "room is too large": changed(bootstrap_room=2**63),
+    "port out of range": changed(bootstrap_port=70000),
+    "host is an address with a path": changed(bootstrap_host="127.0.0.1/x"),
+    "no text": {**MEET},
+    "text and input_ids": changed(input_ids=[1]),
+    "empty input_ids": {"input_ids": [], **MEET},
+    "token outside the vocabulary": {"input_ids": [10**6], **MEET},
+    "negative token": {"input_ids": [-1], **MEET},
+    "text is a batch": changed(text=["a", "b"]),
+    "prompt too long": changed(text="x" * 600),
+    "temperature below 0": changed(sampling_params={"temperature": -1}),
+    "temperature beyond a float": changed(sampling_params={"temperature": "nan"}),
+    "top_p is 0": changed(sampling_params={"top_p": 0}),
+    "top_k is -2": changed(sampling_params={"top_k": -2}),
+    "top_k is 0": changed(sampling_params={"top_k": 0, "temperature": 1}),
+    "no tokens wanted": changed(sampling_params={"max_new_tokens": 0}),
+    "more than one answer": changed(sampling_params={"n": 2}),
+    "logprobs from beyond the prompt": changed(return_logprob=True, logprob_start_len=99),
+}
+RAW = {
+    "not JSON": b"{",
+    "a list": b"[1]",
+    "NaN": b'{"text": "x", "sampling_params": {"temperature": NaN}}',
+    "invalid UTF-8": b'{"text": "\xff\xfe"}',
+    "nothing": b"",
+}
+
+
+class TestGenerate:
+    async def test_a_bad_body_is_a_400_that_says_why(self):
+        """Every bad body is refused by both sides in JSON, and nothing is held."""
+        async with pair() as two:
+            for name, body in BAD.items():
+                for worker in (two.prefill, two.decode):
+                    answer = await two.post(worker, "/generate", body)
+
+                    assert (name, 400) == (name, answer.status)
+                    assert answer.json["error"]["message"], name
+                    assert answer.json["error"]["code"] == 400
+            for name, raw in RAW.items():
+                async with two.http.post(two.prefill.url + "/generate", data=raw) as reply:
+                    assert (name, 400) == (name, reply.status)
+                    assert (await reply.json())["error"]["message"], name
+            assert not held(two.prefill)
+            assert not held(two.decode)
+            assert (await two.generate()).status == 200
+
+    async def test_a_body_beyond_the_bound_is_a_413(self):
+        """100 MB are refused before they are read, whether their length is announced or not."""
+        chunk = b" " * (1 << 20)
+
+        async def chunks():
+            for _ in range(100):
+                yield chunk
+
+        async with pair() as two:
+            url = two.prefill.url + "/generate"
+            async with two.http.post(url, data=io.BytesIO(b" " * (9 << 20))) as reply:
+                assert reply.status == 413
+            try:
+                async with two.http.post(url, data=chunks()) as reply:
+                    assert reply.status == 413
+            except OSError:
+                pass  # the connection was closed on the sender, which is a refusal too
+            assert (await two.generate()).status == 200
+
+    async def test_a_live_room_is_not_given_twice(self):
+        """A room that is in use is refused, and the first request is served all the same."""
+        async with pair() as two:
+            room = next(ROOMS)
+            body = {"text": "hello", "sampling_params": {"max_new_tokens": 2}} | two.meeting(room)
+            first = asyncio.create_task(two.post(two.prefill, "/generate", body))
+            while not two.prefill.rooms:
+                await two.prefill.turn()
+            second = await two.post(two.prefill, "/generate", body)
+            decode = await two.post(two.decode, "/generate", body)
+
+            assert second.status == 400
+            assert (decode.status, (await first).status) == (200, 200)
+
+
+class TestOther:
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/chat/completions", {"messages": [], **MEET}),
+            ("/v1/chat/completions", {"messages": [{"content": "x"}], **MEET}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": 7}], **MEET}),
+            ("/v1/chat/completions", {"messages": "hello", **MEET}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ("/v1/completions", {"prompt": ["a", "b"], **MEET}),
+            ("/v1/completions", {"prompt": "", **MEET}),
+            ("/abort_request", {}),
+        ],
+    )
+    async def test_the_other_routes_refuse_too(self, path, body):
+        """A bad body on any route is a 400 in JSON."""
+        async with pair() as two:
+            answer = await two.post(two.prefill, path, body)
+
+            assert answer.status == 400
+            assert answer.json["error"]["message"]
+
+    async def test_unknown_paths_and_methods_answer_in_json(self):
+        """404 and 405 carry the same error object."""
+        async with pair() as two:
+            missing = await two.get(two.prefill, "/nothing")
+            wrong = await two.get(two.prefill, "/generate")
+
+        assert (404, 404) == (missing.status, missing.json["error"]["code"])
+        assert (405, 405) == (wrong.status, wrong.json["error"]["code"])
+
+    async def test_an_http2_preface_does_no_harm(self):
+        """A gRPC probe on the same port is answered or closed, and the worker goes on."""
+        async with pair() as two:
+            settings = two.prefill.settings
+            reader, writer = await asyncio.open_connection(settings.host, settings.port)
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            answer = await asyncio.wait_for(reader.read(64), 5)
+            writer.close()
+
+            assert not answer or answer.startswith(b"HTTP/1.1 40")
+            assert (await two.generate()).status == 200
