@@ -4,7 +4,7 @@ For: the words `up`, `down`, `restart`, `status`. Not for: the loop (`loop.py`).
 """
 
 from tandem.errors import NotProvenError, RefusedError, WorldError
-from tandem.parts import Parts, Tell, look_back, say
+from tandem.parts import Parts, Tell, look, look_back, say
 from tandem.plan import bring_up as plan_bring_up
 from tandem.plan import take_down as plan_take_down
 from tandem.records import (
@@ -43,6 +43,7 @@ async def bring_up(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
                 f"{parts.settings.deployment.name} did not come up: {failed.detail}.",
                 next_step="What was started is stopped again; mend that and run `tandem up`.",
             )
+    await _keep_the_ledger(parts)
     return outcomes
 
 
@@ -83,6 +84,7 @@ async def restart(parts: Parts, name: str, *, why: str, force: bool, tell: Tell)
             next_step="Restart the pair (`tandem down`, `tandem up`), or give --force --why TEXT.",
         )
     with parts.store.lock("repair"):
+        await _keep_the_ledger(parts)
         supervisor = parts.hands.supervisors[member.supervisor]
         say(parts, tell, "restart", f"restarting {name}: {why}", member=name, why=why)
         await supervisor.stop(member, parts.settings.policy.stop_grace_s)
@@ -96,6 +98,7 @@ async def restart(parts: Parts, name: str, *, why: str, force: bool, tell: Tell)
                     next_step=f"Read its log: {supervisor.log_path(member)}.",
                 )
             await parts.clock.sleep(0.1)
+    await _keep_the_ledger(parts)
     return life
 
 
@@ -152,6 +155,15 @@ def _supervised(parts: Parts) -> None:
             "No member of this deployment has a supervisor, so Tandem starts and stops nothing.",
             next_step='Give members `supervisor = "local"` and `argv` in tandem.toml.',
         )
+
+
+async def _keep_the_ledger(parts: Parts) -> None:
+    """Look once where no watch does, so that the ledger has every life and flag we change.
+
+    Whoever investigates a night nobody watched finds each restart there, and what came with it.
+    """
+    if parts.store.holder("watch") is None:
+        await look(parts)
 
 
 async def _life(parts: Parts, member: Member) -> Incarnation | None:
