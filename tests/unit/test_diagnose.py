@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 import faults
 from judged import ANSWERS, DEGRADED, facts_of, judge, judged
-from scenes import DECODE, PREFILL, T0
+from scenes import DECODE, PREFILL, T0, Scene
 from tandem.detect import detect
 from tandem.diagnose import diagnose, knowledge_version
 from tandem.facts import Facts
 from tandem.failures import discover
-from tandem.records import Thresholds
+from tandem.records import Change, Thresholds
 from tandem.records import vocabulary as v
 
 SCENES = pytest.mark.parametrize(
@@ -200,6 +200,22 @@ class TestChanges:
             ("NIXL_BACKEND", "open"),
             ("MY_VARIABLE", "open"),
         }
+
+    def test_the_start_before_a_restart_is_not_the_restart(self):
+        """A decode that came up with its prefill is not accused of the restart that followed."""
+        scene = Scene()
+        scene.changes.append(
+            Change(
+                at=scene.now,
+                subject=DECODE,
+                kind="start",
+                incarnation=f"{DECODE}:{scene.lives[DECODE]:.0f}",
+            )
+        )
+        faults.after_restarts(faults.flow(scene).run(3))
+        [row] = [one for one in judged(scene).changes if one.what == "start"]
+
+        assert row.verdict == "exonerated"
 
     def test_work_done_under_a_change_is_evidence(self):
         """A change with completions in force is exonerated by them, not by a table alone."""

@@ -209,7 +209,10 @@ def known_from(facts: Facts, member: str) -> Known | None:
         started_at=life.started_at,
         alive=not stopped,
         command_line=words.value if words and isinstance(words.value, tuple) else None,
-        environment={label: str(seen.value) for label, seen in variables.items()} or None,
+        # The row without a label says that there was none to show: that is known as well.
+        environment={label: str(seen.value) for label, seen in variables.items() if label}
+        if variables
+        else None,
         server_args={label: str(seen.value) for label, seen in args.items()} or None,
     )
 

@@ -317,7 +317,11 @@ def implicates(facts: Facts, change: Change) -> TestResult | None:
         same = [
             life
             for life, died_at in zip(alone.restarts, alone.deaths, strict=True)
-            if died_at - DYING_S <= change.at <= life.started_at + DYING_S
+            if (
+                change.incarnation == life.id
+                if change.kind == "start" and change.incarnation
+                else died_at - DYING_S <= change.at <= life.started_at + DYING_S
+            )
         ]
         if same:
             why = (

@@ -198,6 +198,16 @@ class TestKnownFrom:
         assert (again, known.environment) == ((), {"SGLANG_A": "1"})
         assert facts_of(next_)[1:] == [("env", "SGLANG_A", "1", "2")]
 
+    def test_an_environment_without_variables_is_known_to_have_none(self):
+        """That there was no variable to show is no variable; the first one is a change."""
+        facts = Facts(Deployment(name="x", members=()), life("1:a").observations, now=1001.0)
+        known = known_from(facts, "decode-0")
+        same = Ledger(lambda _: known).read(life("2:b"))
+        more = Ledger(lambda _: known).read(life("2:b", env={"SGLANG_A": "1"}))
+
+        assert [row.kind for row in same] == ["restart"]
+        assert facts_of(more)[1:] == [("env", "SGLANG_A", None, "1")]
+
     def test_a_life_that_was_seen_to_stop_is_not_alive(self):
         """A stop on record is not told a second time."""
         stop = Change(at=1000.0, subject="decode-0", kind="stop", incarnation="1:a")
