@@ -180,7 +180,7 @@ class TestStages:
 
     def test_verify_that_falls_short_is_6(self, stages, capsys):
         """A proof that falls short is shown whole, and ends with 6."""
-        stages.answer("tandem.loop.run_verify", night.VERIFICATION)
+        stages.answer("tandem.handling.run_verify", night.VERIFICATION)
 
         assert main(["verify"]) == 6
         assert "marker of s17 leaked" in capsys.readouterr().out
@@ -188,7 +188,7 @@ class TestStages:
     def test_a_proof_that_holds_is_0(self, stages):
         """A proof that holds ends with 0."""
         stages.answer(
-            "tandem.loop.run_verify", msgspec.structs.replace(night.VERIFICATION, passed=True)
+            "tandem.handling.run_verify", msgspec.structs.replace(night.VERIFICATION, passed=True)
         )
 
         assert main(["verify", "--json"]) == 0
