@@ -94,6 +94,27 @@ class TestSilent:
         assert kind == "silent-stall"
         assert 12.0 <= at - 60.0 <= 14.0
 
+    def test_a_decode_that_has_not_completed_any_yet_is_judged_by_its_tokens(self):
+        """Engines leave a counter out until the first request of a life is done."""
+        scene = serving().restart(DECODE)
+        silence(scene).run(15)
+        scene.observations = [
+            one
+            for one in scene.observations
+            if one.name != v.REQUESTS_TOTAL or one.subject != DECODE or one.at < T0 + 62.0
+        ]
+
+        assert [kind for kind, _ in opened(scene)] == ["silent-stall"]
+
+    def test_a_starved_step_is_waited_for(self):
+        """A process that gets a fifth of a core and computes no token for 8 s is in a long step."""
+        scene = still(serving())
+        scene.prefill.forwards, scene.prefill.cpu = False, 0.2
+        scene.prefill.queues, scene.decode.queues = {"running": 2.0}, {"transfer": 5.0}
+        scene.offered, scene.active = 0.0, 7.0
+
+        assert opened(scene.run(9)) == []
+
     def test_queues_on_the_metrics_page_do_not_count(self):
         """Frozen gauges are no floor: without live loads and a stuck probe there is no finding."""
         scene = serving()

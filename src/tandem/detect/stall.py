@@ -148,32 +148,33 @@ def _sees_queues(facts: Facts, cell: Path) -> bool:
 
 
 def _still(facts: Facts, member: str, flat_s: float) -> Reading | None:
-    """Proof that an engine made no progress; None when it did, or when that is not known."""
-    done = signs.completed(facts, member, flat_s)
-    extra = signs.beyond_health(facts, member, flat_s)
-    if done is None or extra is None or done.value > 0 or extra.value > 0:
-        return None
+    """Proof that an engine made no progress; None when it did, or when that is not known.
+
+    Tokens must be known; a counter of requests may be missing, since engines leave it out until
+    the first request of a life is done.
+    """
+    proof = _flat(facts, member, flat_s)
     tokens = signs.grown(facts, member, v.PROGRESS_TOKENS_TOTAL, flat_s)
     used = signs.busy(facts, member, flat_s)
-    computing = used is not None and used.value >= signs.BUSY_CPU
-    if computing and tokens is not None and tokens.value == 0:
-        # It computes and not even a health check gets through: one long step looks like this.
-        return _still_though_busy(facts, member, BUSY_PATIENCE * flat_s)
-    cited = (*done.evidence, *extra.evidence, *(used.evidence if used else ()))
-    return Reading(flat_s, cited)
-
-
-def _still_though_busy(facts: Facts, member: str, flat_s: float) -> Reading | None:
-    done = signs.completed(facts, member, flat_s)
-    extra = signs.beyond_health(facts, member, flat_s)
-    if done is None or extra is None or done.value > 0 or extra.value > 0:
-        return None
+    if proof is None or tokens is None or tokens.value > 0 or used is None:
+        return proof
+    if used.value < signs.BUSY_CPU:
+        return Reading(flat_s, (*proof.evidence, *used.evidence))
+    # It computes and not even a health check gets through: one long step looks like this.
     life = facts.incarnation(member)
     ever = facts.numbers(member, v.REQUESTS_TOTAL)
     young = life is not None and facts.now - life.started_at < COLD_S
     if young and (not ever or ever[-1].value == 0):
         return None
-    return Reading(flat_s, (*done.evidence, *extra.evidence))
+    return _flat(facts, member, BUSY_PATIENCE * flat_s)
+
+
+def _flat(facts: Facts, member: str, flat_s: float) -> Reading | None:
+    done = signs.completed(facts, member, flat_s)
+    extra = signs.beyond_health(facts, member, flat_s)
+    if extra is None or extra.value > 0 or (done is not None and done.value > 0):
+        return None
+    return Reading(flat_s, (*(done.evidence if done else ()), *extra.evidence))
 
 
 def _health(facts: Facts, members: tuple[str, ...], since: float) -> str:

@@ -50,6 +50,8 @@ def aborts_before_the_onset(facts: Facts, subject: str) -> TestResult:
     test = "aborts-before-the-onset"
     members = [name for name in signs.ends(facts, subject) if name]
     onset_at = _onset(facts, members)
+    # A peer's restart aborts what it held; that is its own story.
+    starts = [life.started_at for name in members for life in signs.lives(facts, name)]
     aborted, known = 0.0, False
     cited: list[int] = []
     for name in members:
@@ -61,8 +63,16 @@ def aborts_before_the_onset(facts: Facts, subject: str) -> TestResult:
         if len(samples) < 2:
             continue
         known = True
-        rises = [b for a, b in itertools.pairwise(samples) if b.value > a.value]
-        aborted += signs.growth(samples).value
+        rises = [
+            later
+            for earlier, later in itertools.pairwise(samples)
+            if later.value > earlier.value and not any(abs(later.at - at) < 10.0 for at in starts)
+        ]
+        aborted += sum(
+            later.value - earlier.value
+            for earlier, later in itertools.pairwise(samples)
+            if later in rises
+        )
         cited += [samples[0].id, *(rise.id for rise in rises[-3:]), samples[-1].id]
     if not known:
         return unknown(

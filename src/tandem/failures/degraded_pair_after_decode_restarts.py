@@ -267,10 +267,15 @@ def no_failure_counted(facts: Facts, subject: str) -> TestResult:
     test = "no-failure-counted"
     prefill, decode = signs.ends(facts, subject)
     low = held(facts, prefill, v.INFLIGHT_QUEUE_REQS) if prefill else None
+    level = (
+        signs.risen(facts, prefill, v.INFLIGHT_QUEUE_REQS, low.value) if prefill and low else None
+    )
     counted = [
         failed
         for name in (prefill, decode)
-        if name and (failed := signs.grown(facts, name, v.TRANSFER_FAILED_TOTAL, 60.0))
+        if name
+        and level
+        and (failed := facts.growth(name, v.TRANSFER_FAILED_TOTAL, since=level.at))
     ]
     if low is None or not counted or low.value < 1:
         return unknown(test, "weak", "failures and held hand-offs cannot be compared")
@@ -278,9 +283,9 @@ def no_failure_counted(facts: Facts, subject: str) -> TestResult:
     cited = (*low.evidence, *(cite for one in counted for cite in one.evidence))
     if failures > low.value:
         # Weak: failures may be the same fault in an engine that does notice.
-        why = f"{failures:.0f} failed hand-offs were counted in the last minute: it is not silent"
+        why = f"{failures:.0f} failed hand-offs were counted since: it is not silent"
         return contradicts(test, "weak", why, cited)
-    why = f"{low.value:.0f} hand-offs are held and {failures:.0f} failures were counted"
+    why = f"{low.value:.0f} hand-offs are held and {failures:.0f} failures were counted since"
     return supports(test, "weak", why, cited)
 
 
@@ -324,11 +329,12 @@ def implicates(facts: Facts, change: Change) -> TestResult | None:
             )
         ]
         if same:
+            life = min(same, key=lambda one: abs(one.started_at - change.at))
             why = (
-                f"{member.name} was restarted alone at {clock(same[0].started_at)} while "
+                f"{member.name} was restarted alone at {clock(life.started_at)} while "
                 f"{prefill.name} lived on (since {clock(alone.prefill.started_at)})"
             )
-            return supports(test, "strong", why, (*alone.prefill.evidence, *same[0].evidence))
+            return supports(test, "strong", why, (*alone.prefill.evidence, *life.evidence))
     why = f"this {change.kind} of {member.name} was no restart against a running prefill"
     return contradicts(test, "strong", why, ())
 

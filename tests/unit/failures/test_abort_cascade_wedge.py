@@ -3,7 +3,7 @@
 import faults
 from answers import answers, results
 from judged import facts_of, judged
-from scenes import PREFILL
+from scenes import DECODE, PREFILL
 from tandem.failures.abort_cascade_wedge import MODE
 from tandem.records import Trait
 from tandem.records import vocabulary as v
@@ -92,6 +92,16 @@ class TestExcluded:
         scene.prefill.aborts = scene.decode.aborts = 3.0
 
         assert answers(MODE, scene.run(10))["aborts-before-the-onset"] == "contradicts strong"
+
+    def test_aborts_of_a_restart_are_that_restarts(self):
+        """What a dying decode's clients abort is no burst of aborts."""
+        scene = faults.serving()
+        scene.prefill.aborts = 10.0
+        scene.restart(DECODE)
+        scene.prefill.aborts = 0.0
+        faults.silence(faults.flow(scene).run(15)).run(15)
+
+        assert answers(MODE, scene)["aborts-before-the-onset"] == "contradicts strong"
 
     def test_an_empty_bootstrap_queue_speaks_against_it(self):
         """Where nothing waits in bootstrapping nothing is wedged there."""

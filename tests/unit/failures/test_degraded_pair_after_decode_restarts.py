@@ -6,6 +6,7 @@ import faults
 from answers import answers, results
 from judged import facts_of
 from scenes import DECODE, PREFILL, ROUTER, T0, Scene
+from tandem.failures.answers import clock
 from tandem.failures.degraded_pair_after_decode_restarts import MODE, implicates
 from tandem.failures.floor_steps import mechanism
 from tandem.records import Change
@@ -189,6 +190,27 @@ class TestMechanism:
 
         assert name is None
 
+    def test_restarts_too_close_together_split_nothing(self):
+        """When every look is near a restart no rise can be put down to one or to none."""
+        scene = faults.serving()
+        for held in range(1, 6):
+            scene.prefill.queues = {"inflight": 2.0 * held}
+            scene.restart(DECODE).run(2)
+        faults.silence(scene, 10).run(15)
+
+        assert mechanism(scene.facts(), f"{PREFILL}>{DECODE}") == (None, None)
+
+    def test_a_window_that_begins_just_before_the_first_restart_will_do(self):
+        """An empty queue seen at the death of the first decode is enough to count from."""
+        for paint, name in (
+            (faults.stale_peers, "stale-peer"),
+            (faults.orphaned_transfers, "orphaned-transfer"),
+        ):
+            scene = paint()
+            since = scene.now - T0 - 58.0
+
+            assert mechanism(scene.facts(window_s=since), f"{PREFILL}>{DECODE}")[0] == name
+
     def test_no_restart_has_no_mechanism(self):
         """Without the family there is nothing to split."""
         cell = f"{PREFILL}>{DECODE}"
@@ -208,6 +230,19 @@ class TestImplicates:
     def test_decode_restarts_are_implicated(self):
         """Every restart of the decode alone is."""
         assert self.rows(faults.stale_peers(), DECODE) == ["supports"] * 3
+
+    def test_each_row_names_its_own_restart(self):
+        """With restarts seconds apart every row is tied to the one it tells of."""
+        scene = faults.serving()
+        for _ in range(3):
+            scene.restart(DECODE).run(2)
+        facts = scene.facts()
+        said = [implicates(facts, change) for change in facts.changes_of(DECODE)]
+
+        assert all(
+            one is not None and clock(change.at) in one.because
+            for one, change in zip(said, facts.changes_of(DECODE), strict=True)
+        )
 
     def test_prefill_and_router_restarts_are_not(self):
         """A prefill that starts holds nothing, and the router is not on the hand-off's path."""
