@@ -18,6 +18,8 @@ MODES = "A failure mode is found by looking, never named"
 MODES_APART = "Failure modes know nothing of each other"
 SOURCES_APART = "Sources know nothing of each other"
 ONE_MODE = "import tandem.failures.degraded_pair_after_decode_restarts"
+PLUG_INS = "Only wiring imports plug-ins"
+DRILLS = "Only the command line reaches the drills, which alone know what was injected"
 RANKS = "Imports go to lower ranks only, never sideways"
 
 

@@ -218,7 +218,7 @@ class TestCompleted:
         return Facts(deployment(), observations, now=T0 + 9.0)
 
     def test_a_page_that_never_counted_a_request_says_none_completed(self):
-        """A labelled counter appears with its first count: absent from a page that reads is zero."""
+        """A labelled counter appears with its first count: absent from a read page is zero."""
         facts = self.decode_page(reads=10, counter="not on the metrics page")
 
         reading = signs.completed(facts, DECODE, 4.0)
