@@ -3,12 +3,15 @@
 For: the words `up`, `down`, `restart`, `status`. Not for: the loop (`loop.py`).
 """
 
+from collections.abc import Sequence
+
 from tandem.errors import NotProvenError, RefusedError, WorldError
 from tandem.parts import Parts, Tell, look, look_back, say
 from tandem.plan import bring_up as plan_bring_up
 from tandem.plan import take_down as plan_take_down
 from tandem.records import (
     Incarnation,
+    Incident,
     Member,
     MemberStatus,
     Outcome,
@@ -107,10 +110,7 @@ async def status(parts: Parts) -> Status:
     members = [await _member_status(parts, one) for one in parts.settings.deployment.members]
     up = [one for one in members if one.state == "up"]
     since = max((one.since for one in up if one.since is not None), default=None)
-    incident = next(
-        (one for one in parts.store.incidents() if one.state in ("open", "advised", "repairing")),
-        None,
-    )
+    incident = _pending(parts, members)
     name = parts.settings.deployment.name
     watched = parts.store.holder("watch") is not None
     finding = next((one for one in parts.store.open_findings() if one.actionable), None)
@@ -123,9 +123,12 @@ async def status(parts: Parts) -> Status:
         command = "tandem investigate"
     elif parts.store.holder("repair") is not None:
         state, summary, command = "repairing", f"{name} is being repaired", "tandem incidents"
+    elif incident is not None and incident.finding is not None:
+        state, summary, since = "sick", incident.finding.summary, incident.finding.onset_at
+        command = f"tandem repair {incident.id}"
     elif finding is not None and watched:
         state, summary, since = "sick", finding.summary, finding.onset_at
-        command = f"tandem repair {incident.id}" if incident else "tandem investigate"
+        command = "tandem investigate"
     elif not watched:
         state, summary, command = "unwatched", f"{name} is up and nobody watches it", "tandem watch"
     facts = look_back(parts)
@@ -142,6 +145,18 @@ async def status(parts: Parts) -> Status:
         members=tuple(members),
         incident=incident.id if incident else None,
     )
+
+
+def _pending(parts: Parts, members: Sequence[MemberStatus]) -> Incident | None:
+    """The newest incident, when it waits for a person and still speaks of what lives now."""
+    newest = next(iter(parts.store.incidents()), None)
+    if newest is None or newest.state != "advised" or newest.finding is None:
+        return None
+    if newest.plan is None or not newest.plan.steps:
+        return None
+    lives = {one.name: one.incarnation for one in members}
+    known = newest.finding.incarnations.items()
+    return newest if all(lives.get(name) in (life, None) for name, life in known) else None
 
 
 def _members(parts: Parts) -> tuple[Member, ...]:
