@@ -162,7 +162,9 @@ class Prefill:
     # --- The model is idle ---
 
     def prepare(self, now_s: float) -> None:
-        """Move rooms that have their metadata and a slot to the waiting queue."""
+        """Take acknowledgements; move rooms that have their metadata and a slot on."""
+        for settled in self._handoffs.settled():
+            self._settle(settled, now_s)
         for room, request in list(self._bootstrap.items()):
             since_s = self._handoffs.take_slot(room)
             if since_s is not None:
@@ -175,7 +177,7 @@ class Prefill:
                 self._waiting.append(request)
 
     def tend(self, now_s: float) -> None:
-        """Release, post what was computed, take acknowledgements, time out."""
+        """Release, post what was computed, time out."""
         for request in self._left:
             self._release(request, keep=False)
             self._ended(request)
@@ -185,8 +187,6 @@ class Prefill:
             self.sequences.flush()
         while self._computed:
             self._post(self._computed.popleft(), now_s)
-        for settled in self._handoffs.settled():
-            self._settle(settled, now_s)
         self._handoffs.expire(now_s, self._timeouts.bootstrap_s, self._bootstrap)
         for room, request in list(self._bootstrap.items()):
             waited_s = now_s - request.phase_since_s

@@ -65,10 +65,13 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        # A connection that was accepted last becomes a task only in a later turn.
+        for _ in range(3):
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 
@@ -132,6 +135,7 @@ class Rank:
 
     def close(self) -> None:
         """Close every connection and end the thread."""
+        self._thread.call(self._server.close)
         self._thread.stop()
 
     def _tell(self, agent: str, message: ToDecode) -> None:

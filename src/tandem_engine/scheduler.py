@@ -22,6 +22,11 @@ from tandem_engine.request import Outbox, Request
 
 log = logging.getLogger(__name__)
 WAIT_S_MAX = 1.0
+BESIDE_S = 0.005
+"""How often `prepare` looks around while a step computes; events wake it at once."""
+
+Result = list[Logits] | BaseException
+"""What a step gave: logits per feed, or why there are none."""
 
 
 @dataclass(slots=True)
@@ -75,24 +80,17 @@ class PhaseLoop(Protocol):
 class Compute:
     """The thread that runs `Model.step` beside the scheduler's."""
 
-    def __init__(self, model: Model) -> None:
-        """Start the thread."""
+    def __init__(self, model: Model, finished: Callable[[Result], None]) -> None:
+        """Start the thread; `finished` is called on it with what each step gave."""
         self._model = model
+        self._finished = finished
         self._work: queue.SimpleQueue[list[Feed] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[list[Logits] | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
 
     def start(self, feeds: list[Feed]) -> None:
-        """Begin a step; the model belongs to the compute thread until `result`."""
+        """Begin a step; the model belongs to the compute thread until it has finished."""
         self._work.put(feeds)
-
-    def result(self) -> list[Logits]:
-        """Wait for the step that was begun; there is no deadline on compute itself."""
-        done = self._done.get()
-        if isinstance(done, BaseException):
-            raise done
-        return done
 
     def stop(self) -> None:
         """End the thread after what it is doing."""
@@ -102,9 +100,9 @@ class Compute:
     def _run(self) -> None:
         while (feeds := self._work.get()) is not None:
             try:
-                self._done.put(self._model.step(feeds))
-            except BaseException as problem:  # noqa: BLE001 - handed over and raised in `result`
-                self._done.put(problem)
+                self._finished(self._model.step(feeds))
+            except BaseException as problem:  # noqa: BLE001 - handed over and raised by the scheduler
+                self._finished(problem)
 
 
 class Scheduler:
@@ -125,7 +123,8 @@ class Scheduler:
         self._outbox = outbox
         self._inbox: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]]
         self._inbox = queue.SimpleQueue()
-        self._compute = Compute(model) if overlap else None
+        self._result: Result | None = None
+        self._compute = Compute(model, self._computed) if overlap else None
         self._died = died
         self._stopping = False
         self.outputs = 0
@@ -191,12 +190,7 @@ class Scheduler:
                 logits = self._model.step(step.feeds)
             else:
                 self._compute.start(step.feeds)
-                if previous is not None:
-                    self._phase.process(previous)
-                self._outbox.flush()
-                self._drain(0.0)
-                self._phase.prepare(time.monotonic())
-                logits = self._compute.result()
+                logits = self._beside(previous)
         except ModelError as problem:
             self._phase.refused(step, problem)
             return None
@@ -209,6 +203,26 @@ class Scheduler:
             self._phase.process(step)
             return None
         return step
+
+    def _beside(self, previous: Step | None) -> list[Logits]:
+        """Everything that can be done while a step computes; its logits."""
+        if previous is not None:
+            self._phase.process(previous)
+        while self._result is None:
+            self._phase.prepare(time.monotonic())
+            self._outbox.flush()
+            self._drain(BESIDE_S)
+        result, self._result = self._result, None
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _computed(self, result: Result) -> None:
+        """On the compute thread: hand the result over and wake the loop."""
+        self.post(self._take, result)
+
+    def _take(self, result: Result) -> None:
+        self._result = result
 
     def _drain(self, wait_s: float) -> None:
         """Run everything posted; wait for the first up to `wait_s`."""
