@@ -25,11 +25,11 @@ class TextStream:
         if self.stopped_by is not None:
             return ""
         self._held += self._decoder.decode(piece, last)
-        cut, found = len(self._held), None
-        for stop in self._stops:
-            at = self._held.find(stop)
-            if 0 <= at < cut:
-                cut, found = at, stop
+        # The one that is complete first counts, however many tokens arrive at a time.
+        complete = [
+            (at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0
+        ]
+        _, cut, found = min(complete, default=(0, len(self._held), None))
         if found is not None:
             self.stopped_by = found
         elif not last:

@@ -181,3 +181,28 @@ async def pair(
     finally:
         for worker in workers:
             await worker.kill(clean=True)
+
+
+async def call(app: Any, method: str, target: str, body: bytes = b"") -> Answer:
+    """One request to an ASGI application, without a socket."""
+    path, _, query = target.partition("?")
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": query.encode(),
+        "headers": [],
+    }
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    text = b"".join(message.get("body", b"") for message in sent)
+    return Answer(sent[0]["status"], text.decode())
