@@ -122,6 +122,18 @@ class TestCommandsRun:
         assert named == {"demo", "test"}
         assert [name for name in sorted(named) if f"\n{name}:" not in makefile] == []
 
+    def test_the_transcript_is_of_a_demo_that_passed(self):
+        """What the README shows ends as the demo ends."""
+        last = re.search(r"^demo passed: .*$", PAGES[0].read_text(), re.MULTILINE)
+
+        assert last is not None
+        assert re.fullmatch(
+            r"demo passed: [a-z ]+ found in [\d.]+ s; cause [a-z-]+ \([a-z ]+\); "
+            r"hunch [a-z-]+ ruled out; pair restarted in [\d.]+ s; 8/8 sequential, "
+            r"30/30 sessions clean; INCIDENTS\.md @ [0-9a-f]{7,}",
+            last.group(),
+        )
+
     @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
     def test_commands_in_prose_exist(self, page):
         """Every `tandem WORD` that a page mentions is a word, with options it has."""
