@@ -10,13 +10,16 @@ RESTARTS = 4
 BETWEEN_S = 1.5
 """Traffic between two restarts: enough for hand-offs in flight, short as a tuning campaign."""
 
+HEAVY = Shape(sessions=12, words=60, output_tokens=6)
+"""Prompts that keep every receiving slot of the decode waiting: what dies is in flight."""
 
-async def _campaign(scene: Scene, peer_memory: str) -> None:
+
+async def _campaign(scene: Scene, peer_memory: str, restarts: int = RESTARTS) -> None:
     """Switch the behaviour, then restart the decode alone, again and again, under load."""
     await injections.remember_peers(scene.workspace, peer_memory)
     await asyncio.sleep(BETWEEN_S)
-    for number in range(RESTARTS):
-        scene.tell(f"decode-only restart {number + 1} of {RESTARTS}")
+    for number in range(restarts):
+        scene.tell(f"decode-only restart {number + 1} of {restarts}")
         await injections.restart_decode(scene.workspace, change=number)
         await asyncio.sleep(BETWEEN_S)
 
@@ -26,7 +29,7 @@ async def _stale(scene: Scene) -> None:
 
 
 async def _orphaned(scene: Scene) -> None:
-    await _campaign(scene, "orphaned")
+    await _campaign(scene, "orphaned", restarts=2)
 
 
 async def _leases(scene: Scene) -> None:
@@ -54,7 +57,7 @@ DRILLS = (
         about="hand-offs in flight when a decode dies never end and keep their slots",
         stall_expected=True,
         script=_orphaned,
-        shape=Shape(sessions=8),
+        shape=HEAVY,
     ),
     Drill(
         name="near-miss-decode-restarts-with-leases",
