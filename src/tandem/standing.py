@@ -28,11 +28,13 @@ NEVER_DECODE_ALONE = "never restart decode alone against a prefill that keeps ru
 async def bring_up(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
     """Start every member in order, each gated on being truly ready.
 
-    When a step fails, what this call started is stopped again and `WorldError` says why.
+    When a step fails, what this call started is stopped again and `WorldError` says why. A decode
+    that is gone while its prefill lives on is not started alone: `RefusedError`.
     """
     _supervised(parts)
     with parts.store.lock("repair"):
         before = {member.name: await _life(parts, member) for member in _members(parts)}
+        _refuse_decode_alone(parts, before)
         plan = plan_bring_up(parts.settings.deployment, parts.settings.policy)
         try:
             outcomes = await _carry_out(parts, plan, tell)
@@ -48,6 +50,19 @@ async def bring_up(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
             )
     await _keep_the_ledger(parts)
     return outcomes
+
+
+def _refuse_decode_alone(parts: Parts, lives: dict[str, Incarnation | None]) -> None:
+    """`up` is no way around the guard of `restart`: the prefill outlived that decode."""
+    deployment = parts.settings.deployment
+    old = [one.name for one in deployment.of(Role.PREFILL) if lives.get(one.name)]
+    gone = [one.name for one in deployment.of(Role.DECODE) if lives.get(one.name, True) is None]
+    if old and gone:
+        raise RefusedError(
+            f"{', '.join(gone)} is down while {', '.join(old)} has been running, and a decode "
+            "started alone against such a prefill is how silent stalls begin.",
+            next_step="Restart them together: `tandem down`, then `tandem up`.",
+        )
 
 
 async def take_down(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:

@@ -115,11 +115,20 @@ class TestUp:
     async def test_what_ran_before_is_not_put_away(self, room):
         """A member that ran before a failing `up` runs on."""
         room.world.run("prefill-0")
-        room.world.unstartable.add("decode-0")
+        room.world.run("decode-0")
+        room.world.unstartable.add("router")
 
         with pytest.raises(WorldError):
             await bring_up(room.parts, tell=room.tell)
-        assert set(room.world.lives) == {"prefill-0"}
+        assert set(room.world.lives) == {"prefill-0", "decode-0"}
+
+    async def test_a_decode_is_not_started_alone_against_an_old_prefill(self, room):
+        """`up` is no way around the guard: it names both and the ordered way, and starts nothing."""
+        room.world.run("prefill-0")
+
+        with pytest.raises(RefusedError, match=r"decode-0 is down while prefill-0 .*tandem down"):
+            await bring_up(room.parts, tell=room.tell)
+        assert room.moves() == []
 
     async def test_without_a_supervisor_nothing_is_started(self, tmp_path):
         """A deployment that others supervise is refused, with the key to add."""
