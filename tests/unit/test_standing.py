@@ -123,7 +123,7 @@ class TestUp:
         assert set(room.world.lives) == {"prefill-0", "decode-0"}
 
     async def test_a_decode_is_not_started_alone_against_an_old_prefill(self, room):
-        """`up` is no way around the guard: it names both and the ordered way, and starts nothing."""
+        """`up` is no way around the guard: it names both and the way, and starts nothing."""
         room.world.run("prefill-0")
 
         with pytest.raises(RefusedError, match=r"decode-0 is down while prefill-0 .*tandem down"):
