@@ -52,8 +52,8 @@ def spoken(word: str) -> str:
 
 
 def styled(word: str) -> Text:
-    """Write a record's word in the colour that repeats it."""
-    return Text(spoken(word), style=STYLES.get(word, ""))
+    """Write a record's word in the colour that repeats it; what is appended stays plain."""
+    return Text.assemble((spoken(word), STYLES.get(word, "")))
 
 
 def heading(text: str) -> Text:
