@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from tandem.cli.help import REHEARSAL, examples
+from tandem.cli.running import interrupted
 from tandem.cli.screen import Screen
 
 
@@ -83,9 +84,11 @@ def demo(
 
 @contextlib.contextmanager
 def _sigterm_is_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM end a rehearsal as Ctrl-C does: with everything it started put away."""
+    """Let SIGTERM end a rehearsal as Ctrl-C does: everything put away, and said so."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
+    except KeyboardInterrupt:
+        raise interrupted() from None
     finally:
         signal.signal(signal.SIGTERM, before)

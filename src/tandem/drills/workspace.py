@@ -173,9 +173,15 @@ class Workspace:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
+            # Ctrl-C is ours to pass on, once: a second one would cut its putting away short.
+            start_new_session=True,
         )
         try:
             output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+        except asyncio.CancelledError:
+            # Left alone it would go on, and its lock would keep `down` from putting things away.
+            await _interrupt(process)
+            raise
         except TimeoutError:
             process.kill()
             await process.wait()
@@ -213,21 +219,20 @@ class Workspace:
         """Whether the loop under test still runs."""
         return self._watch is not None and self._watch.returncode is None
 
-    async def stop_watch(self, timeout_s: float = 15.0) -> None:
+    async def stop_watch(self) -> None:
         """Ask the loop to end as a person would, then insist."""
-        if self._watch is None or self._watch.returncode is not None:
-            return
-        self._watch.send_signal(signal.SIGINT)
-        try:
-            await asyncio.wait_for(self._watch.wait(), timeout_s)
-        except TimeoutError:
-            self._watch.kill()
-            await self._watch.wait()
+        if self._watch is not None:
+            await _interrupt(self._watch)
 
     async def close(self) -> None:
-        """End the watch and take the deployment down, whatever state they are in."""
+        """End the watch and take the deployment down, whatever state they are in.
+
+        Raises `WorldError` when something is left, after a second try.
+        """
         await self.stop_watch()
-        with contextlib.suppress(WorldError):
+        try:
+            await self.tandem("down")
+        except WorldError:
             await self.tandem("down")
 
     def _git(self, *words: str) -> None:
@@ -251,6 +256,19 @@ class Workspace:
                 f"git {words[0]} failed in {self.root}: {error}.",
                 next_step="Choose another folder with --workspace.",
             ) from None
+
+
+async def _interrupt(process: asyncio.subprocess.Process, grace_s: float = 15.0) -> None:
+    """End a process as Ctrl-C does, and insist after `grace_s`."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+    try:
+        await asyncio.wait_for(process.wait(), grace_s)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 def _inline_table(values: dict[str, str]) -> str:

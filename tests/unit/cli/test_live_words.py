@@ -249,6 +249,24 @@ class TestRehearsal:
         assert main(["drill", "idle", "--seed", "7", "--json", "-"]) == 0
         assert asked == [("idle", 7, "-")]
 
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_ends_a_demo_cleanly(self, monkeypatch, capsys, number):
+        """Ctrl-C and SIGTERM both reach the demo, which puts things away, and end with 130."""
+        put_away = []
+
+        def play(workspace):
+            try:
+                os.kill(os.getpid(), number)
+                signal.pause()
+            finally:
+                put_away.append(True)
+
+        monkeypatch.setattr("tandem.drills.demo", play)
+
+        assert main(["demo"]) == 130
+        assert put_away == [True]
+        assert "Interrupted" in capsys.readouterr().err
+
     def test_an_unknown_drill_is_refused(self, capsys):
         """A drill that is not known ends with 3 and says how to list them."""
         assert main(["drill", "gremlins"]) == 3
