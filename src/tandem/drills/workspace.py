@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from tandem.errors import WorldError
 
 COMMAND_TIMEOUT_S = 90.0
 SERVED_NAME = "rehearsal"
+PORTS = range(15000, 30000)
 
 CONFIG = """\
 # A rehearsal deployment: one prefill, one decode, the router, on this machine only.
@@ -63,12 +65,21 @@ concurrency = 8
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports nobody listens on now; all held at once so that they differ."""
+    """Loopback ports nobody listens on now; all held at once so that they differ.
+
+    Below the range from which clients get theirs: while a member restarts, any connection of the
+    machine might otherwise be given its port.
+    """
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in held]
+        for port in secrets.SystemRandom().sample(PORTS, len(PORTS)):
+            if len(found) == count:
+                break
+            held = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                held.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 @dataclass
