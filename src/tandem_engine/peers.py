@@ -13,7 +13,7 @@ because the incident this engine rehearses was never traced to one (issue 2):
   for the
   rooms that already use it, and these never learn that it is gone.
 
-Not for: sockets (`rendezvous.py`), KV bytes (`handoff/`), or what becomes of a room (`prefill.py`).
+Not for: sockets (`control.py`), KV bytes (`handoff/`), or what becomes of a room (`prefill.py`).
 Pure: the time is given.
 """
 

@@ -9,13 +9,15 @@ import uuid
 from typing import TYPE_CHECKING, Protocol
 
 from tandem_engine.config import StartError
+from tandem_engine.control import Post
 from tandem_engine.decode import Decode
 from tandem_engine.handoff import HandoffError
 from tandem_engine.handoff.transports import open_landing, open_sender
 from tandem_engine.handoffs import Handoffs
+from tandem_engine.links import Links
 from tandem_engine.metrics import Gauges
 from tandem_engine.prefill import Prefill
-from tandem_engine.rendezvous import Links, Post, Rank
+from tandem_engine.rank import Rank
 from tandem_engine.request import Outbox
 from tandem_engine.wire import Announce, DisaggregationLoad, ToDecode
 
@@ -167,7 +169,7 @@ class DecodeRole:
     def held(self) -> dict[str, int]:
         """What is held for requests: all zero when idle."""
         return {
-            "slots": self.phase.slots_held,
+            "slots": self.phase.arrivals.slots_held,
             "sequences": self.phase.sequences.held,
             "cells": self.phase.sequences.cells_held,
             "queued": len(self.phase.requests()),

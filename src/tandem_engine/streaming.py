@@ -103,13 +103,13 @@ class Streaming:
         return gauges
 
     def _preallocated(self) -> float:
-        tokens = sum(len(w.request.prompt) for w in list(self._decode.transfer.values()))
+        tokens = sum(len(w.request.prompt) for w in list(self._decode.arrivals.awaited.values()))
         return tokens / self._model.cells
 
     def pending_tokens(self) -> int:
         """Prompt tokens whose KV is still to come."""
         decode = self._decode
-        waiting = [*decode.prealloc, *(w.request for w in list(decode.transfer.values()))]
+        waiting = [*decode.prealloc, *(w.request for w in list(decode.arrivals.awaited.values()))]
         return sum(len(request.prompt) for request in waiting)
 
     def gauges(self) -> Gauges:
@@ -119,9 +119,9 @@ class Streaming:
         return Gauges(
             num_running_reqs=running,
             num_queue_reqs=0,
-            num_retracted_reqs=len(decode.retracted),
+            num_retracted_reqs=len(decode.retraction),
             num_decode_prealloc_queue_reqs=len(decode.prealloc),
-            num_decode_transfer_queue_reqs=len(decode.transfer),
+            num_decode_transfer_queue_reqs=len(decode.arrivals.awaited),
             gen_throughput=self._throughput,
             token_usage=used / cells,
             full_token_usage=used / cells,
@@ -138,6 +138,6 @@ class Streaming:
         return DisaggregationLoad(
             mode="decode",
             decode_prealloc_queue_reqs=len(decode.prealloc),
-            decode_transfer_queue_reqs=len(decode.transfer),
-            decode_retracted_queue_reqs=len(decode.retracted),
+            decode_transfer_queue_reqs=len(decode.arrivals.awaited),
+            decode_retracted_queue_reqs=len(decode.retraction),
         )

@@ -1,29 +1,22 @@
-"""The control connections between ranks, below HTTP: framed msgpack over TCP (`wire.py`).
+"""The decode's end of the control protocol: a link per prefill, made again when it is lost.
 
-`Rank` is the prefill's end: it listens on the rank's own port and hears agents announce themselves,
-renew their leases, say where rooms go, and give rooms up. `Links` is the decode's end: per
-bootstrap server it fetches where the rank is, connects, announces, and beats; a lost link is made
-again by itself.
+Per bootstrap server it fetches where the rank is, connects, announces this agent, and beats. A lost
+link is reported at once and made again by itself, at the new endpoint if the prefill restarted.
 
-Both live on a thread of their own named `bootstrap`, so that they answer while a step computes.
-
-For: connections and who is at their other end.
-Not for: what a message means to a room (`handoffs.py`, `decode.py`).
+For: connections.
+Not for: what a message means to a room (`arrivals.py`).
 """
 
 import asyncio
 import http.client
 import logging
-import socket
-import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from tandem_engine.config import Timeouts
+from tandem_engine.control import LoopThread, Post, send
 from tandem_engine.wire import (
-    Abort,
     AbortAck,
     Announce,
     Announced,
@@ -31,159 +24,17 @@ from tandem_engine.wire import (
     Renew,
     Renewed,
     RoomFailed,
-    RoomMetadata,
-    ToDecode,
     Topology,
     ToPrefill,
     WireError,
-    frame,
     read_at_decode,
-    read_at_prefill,
 )
 
 log = logging.getLogger(__name__)
 CONNECT_S = 5.0
 TOPOLOGY_ATTEMPTS_MAX = 15
 LINKS_MAX = 64
-UNSENT_BYTES_MAX = 4 << 20
-"""A peer that does not read is cut off rather than buffered for."""
 _TOPOLOGY_QUERY = "prefill_dp_rank={0}&prefill_cp_rank={0}&target_tp_rank={0}&target_pp_rank={0}"
-
-Post = Callable[..., None]
-"""`Scheduler.post`: run a handler on the scheduler's thread."""
-
-
-class LoopThread:
-    """An event loop on a thread of its own."""
-
-    def __init__(self, name: str) -> None:
-        """Start it."""
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        # A connection that was accepted last becomes a task only in a later turn.
-        for _ in range(3):
-            tasks = asyncio.all_tasks(self.loop)
-            for task in tasks:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self.loop.run_until_complete(asyncio.sleep(0))
-        self.loop.run_until_complete(self.loop.shutdown_default_executor())
-        self.loop.close()
-
-    def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Run a function there, from any thread; nothing happens once the loop is stopped."""
-        try:
-            self.loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:
-            if not self.loop.is_closed():
-                raise
-
-    def run(self, coroutine: "Coroutine[Any, Any, object]", timeout_s: float) -> None:
-        """Run a coroutine there and wait for it; raises what it raises."""
-        asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
-
-    def stop(self) -> None:
-        """Cancel everything there and wait for the end."""
-        self.call(self.loop.stop)
-        self._thread.join(timeout=10.0)
-
-
-class Hears(Protocol):
-    """What the prefill's rank passes on (`handoffs.Handoffs`)."""
-
-    def announce(self, message: Announce) -> None:
-        """An agent announced itself."""
-        ...
-
-    def renewed(self, agent: str) -> None:
-        """An agent renewed its lease."""
-        ...
-
-    def metadata(self, message: RoomMetadata) -> None:
-        """An agent says where a room goes."""
-        ...
-
-    def aborted(self, message: Abort) -> None:
-        """An agent gave a room up."""
-        ...
-
-    def disconnected(self, agent: str) -> None:
-        """The connection of an agent closed."""
-        ...
-
-
-class Rank:
-    """The prefill's end: one listening socket, one connection per agent."""
-
-    def __init__(self, listener: socket.socket, engine: str, hears: Hears, post: Post) -> None:
-        """Serve from now on, on a thread named `bootstrap`."""
-        self._engine = engine
-        self._hears = hears
-        self._post = post
-        self._writers: dict[str, asyncio.StreamWriter] = {}
-        self._thread = LoopThread("bootstrap")
-        self._thread.run(self._serve(listener), timeout_s=CONNECT_S)
-
-    def tell(self, agent: str, message: ToDecode) -> None:
-        """Send to an agent, if it is connected; from any thread."""
-        self._thread.call(self._tell, agent, message)
-
-    def close(self) -> None:
-        """Close every connection and end the thread."""
-        self._thread.call(self._server.close)
-        self._thread.stop()
-
-    def _tell(self, agent: str, message: ToDecode) -> None:
-        writer = self._writers.get(agent)
-        if writer is not None:
-            _send(writer, message)
-
-    async def _serve(self, listener: socket.socket) -> None:
-        self._server = await asyncio.start_server(self._connected, sock=listener)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection; a bad frame ends this connection and nothing else."""
-        agent: str | None = None
-        try:
-            first = await read_at_prefill(reader)
-            if not isinstance(first, Announce):
-                raise WireError(f"{type(first).__name__} comes before Announce")
-            agent = first.agent
-            self._writers[agent] = writer
-            self._post(self._hears.announce, first)
-            _send(writer, Announced(self._engine))
-            while True:
-                self._heard(await read_at_prefill(reader), agent, writer)
-        except (WireError, OSError, asyncio.IncompleteReadError) as problem:
-            if isinstance(problem, WireError):
-                log.warning("A control connection is closed: %s", problem)
-        except asyncio.CancelledError:
-            # The thread ends. Raised on, asyncio 3.11 would report it as an error of the server.
-            log.debug("The control connection of %s is closed", agent)
-        finally:
-            writer.close()
-            if agent is not None and self._writers.get(agent) is writer:
-                del self._writers[agent]
-                self._post(self._hears.disconnected, agent)
-
-    def _heard(self, message: ToPrefill, agent: str, writer: asyncio.StreamWriter) -> None:
-        if message.agent != agent:
-            raise WireError(f"agent {message.agent!r} speaks on the connection of {agent!r}")
-        match message:
-            case Renew():
-                self._post(self._hears.renewed, agent)
-                _send(writer, Renewed(message.beat))
-            case RoomMetadata():
-                self._post(self._hears.metadata, message)
-            case Abort():
-                self._post(self._hears.aborted, message)
-            case Announce():
-                self._post(self._hears.announce, message)
 
 
 class HearsLinks(Protocol):
@@ -250,7 +101,7 @@ class Links:
     def _send(self, bootstrap: str, message: ToPrefill) -> None:
         writer = self._writers.get(bootstrap)
         if writer is not None:
-            _send(writer, message)
+            send(writer, message)
 
     def _want(self, bootstrap: str) -> None:
         if bootstrap in self._tasks:
@@ -306,7 +157,7 @@ class Links:
         endpoint = msgspec.json.decode(await _route(bootstrap, 0), type=Endpoint)
         reader, writer = await asyncio.open_connection(endpoint.rank_ip, endpoint.rank_port)
         try:
-            _send(writer, self._announce)
+            send(writer, self._announce)
             answer = await read_at_decode(reader)
             if not isinstance(answer, Announced):
                 raise WireError(f"{type(answer).__name__} comes before Announced")
@@ -337,15 +188,7 @@ class Links:
         while True:
             await asyncio.sleep(self._timeouts.heartbeat_s)
             beat += 1
-            _send(writer, Renew(self.agent, beat))
-
-
-def _send(writer: asyncio.StreamWriter, message: ToPrefill | ToDecode) -> None:
-    """Queue a message; a connection whose other end does not read is dropped."""
-    if writer.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-        writer.transport.abort()
-        return
-    writer.write(frame(message))
+            send(writer, Renew(self.agent, beat))
 
 
 async def _route(bootstrap: str, rank: int) -> bytes:

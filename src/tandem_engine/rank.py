@@ -1,0 +1,123 @@
+"""The prefill's end of the control protocol: a listening socket, and who is at the other end.
+
+Agents announce themselves here, renew their leases, say where rooms go, and give rooms up. A bad
+frame closes its connection and nothing else.
+
+For: connections.
+Not for: what a message means to a room (`handoffs.py`).
+"""
+
+import asyncio
+import logging
+import socket
+from typing import Protocol
+
+from tandem_engine.control import LoopThread, Post, send
+from tandem_engine.wire import (
+    Abort,
+    Announce,
+    Announced,
+    Renew,
+    Renewed,
+    RoomMetadata,
+    ToDecode,
+    ToPrefill,
+    WireError,
+    read_at_prefill,
+)
+
+log = logging.getLogger(__name__)
+START_S = 5.0
+
+
+class Hears(Protocol):
+    """What the prefill's rank passes on (`handoffs.Handoffs`)."""
+
+    def announce(self, message: Announce) -> None:
+        """An agent announced itself."""
+        ...
+
+    def renewed(self, agent: str) -> None:
+        """An agent renewed its lease."""
+        ...
+
+    def metadata(self, message: RoomMetadata) -> None:
+        """An agent says where a room goes."""
+        ...
+
+    def aborted(self, message: Abort) -> None:
+        """An agent gave a room up."""
+        ...
+
+    def disconnected(self, agent: str) -> None:
+        """The connection of an agent closed."""
+        ...
+
+
+class Rank:
+    """The prefill's end: one listening socket, one connection per agent."""
+
+    def __init__(self, listener: socket.socket, engine: str, hears: Hears, post: Post) -> None:
+        """Serve from now on, on a thread named `bootstrap`."""
+        self._engine = engine
+        self._hears = hears
+        self._post = post
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._thread = LoopThread("bootstrap")
+        self._thread.run(self._serve(listener), timeout_s=START_S)
+
+    def tell(self, agent: str, message: ToDecode) -> None:
+        """Send to an agent, if it is connected; from any thread."""
+        self._thread.call(self._tell, agent, message)
+
+    def close(self) -> None:
+        """Close every connection and end the thread."""
+        self._thread.call(self._server.close)
+        self._thread.stop()
+
+    def _tell(self, agent: str, message: ToDecode) -> None:
+        writer = self._writers.get(agent)
+        if writer is not None:
+            send(writer, message)
+
+    async def _serve(self, listener: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._connected, sock=listener)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection; a bad frame ends this connection and nothing else."""
+        agent: str | None = None
+        try:
+            first = await read_at_prefill(reader)
+            if not isinstance(first, Announce):
+                raise WireError(f"{type(first).__name__} comes before Announce")
+            agent = first.agent
+            self._writers[agent] = writer
+            self._post(self._hears.announce, first)
+            send(writer, Announced(self._engine))
+            while True:
+                self._heard(await read_at_prefill(reader), agent, writer)
+        except (WireError, OSError, asyncio.IncompleteReadError) as problem:
+            if isinstance(problem, WireError):
+                log.warning("A control connection is closed: %s", problem)
+        except asyncio.CancelledError:
+            # The thread ends. Raised on, asyncio 3.11 would report it as an error of the server.
+            log.debug("The control connection of %s is closed", agent)
+        finally:
+            writer.close()
+            if agent is not None and self._writers.get(agent) is writer:
+                del self._writers[agent]
+                self._post(self._hears.disconnected, agent)
+
+    def _heard(self, message: ToPrefill, agent: str, writer: asyncio.StreamWriter) -> None:
+        if message.agent != agent:
+            raise WireError(f"agent {message.agent!r} speaks on the connection of {agent!r}")
+        match message:
+            case Renew():
+                self._post(self._hears.renewed, agent)
+                send(writer, Renewed(message.beat))
+            case RoomMetadata():
+                self._post(self._hears.metadata, message)
+            case Abort():
+                self._post(self._hears.aborted, message)
+            case Announce():
+                self._post(self._hears.announce, message)
