@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tandem_engine.generate import GenerateReply, open_generate
+from tandem_engine.info import load_of, model_info, models, server_info
 from tandem_engine.openai import OpenAiReply, open_chat, open_completion
 from tandem_engine.replies import RequestError, encode, error, json_reply
 from tandem_engine.request import Output
@@ -150,13 +151,13 @@ class Api:
         return Response(status_code=200 if self._worker.state == "ready" else 503)
 
     async def _server_info(self, http: HttpRequest) -> Response:
-        return json_reply(self._worker.server_info())
+        return json_reply(server_info(self._worker))
 
     async def _model_info(self, http: HttpRequest) -> Response:
-        return json_reply(self._worker.model_info())
+        return json_reply(model_info(self._worker))
 
     async def _models(self, http: HttpRequest) -> Response:
-        return json_reply(self._worker.models())
+        return json_reply(models(self._worker))
 
     async def _metrics(self, http: HttpRequest) -> Response:
         return PlainTextResponse(
@@ -165,7 +166,7 @@ class Api:
         )
 
     async def _load(self, http: HttpRequest) -> Response:
-        load = self._worker.load()
+        load = load_of(self._worker)
         return json_reply(
             [
                 {
@@ -186,7 +187,7 @@ class Api:
             raise RequestError(
                 f"Invalid include sections: {sorted(unknown)}. Valid options: {known}"
             )
-        load = _sections(self._worker.load(), wanted)
+        load = _sections(load_of(self._worker), wanted)
         if http.query_params.get("format") == "prometheus":
             return PlainTextResponse(
                 _as_prometheus(load), media_type="text/plain; version=0.0.4; charset=utf-8"

@@ -13,21 +13,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-
 from tandem_engine import scoring
+from tandem_engine.accounting import Accounting
 from tandem_engine.config import Settings, Timeouts
 from tandem_engine.handoff import HandoffError
 from tandem_engine.handoff.header import Header
 from tandem_engine.handoffs import DECODE_DEAD, Handoffs, Settled, timed_out
-from tandem_engine.logs import batch_line
-from tandem_engine.metrics import IDLE_GAUGES_EVERY_S, Gauges, Metrics
+from tandem_engine.metrics import Metrics
 from tandem_engine.model import Feed, KvExhaustedError, Logits, Model, ModelError
 from tandem_engine.request import Finish, Outbox, Output, Phase, Request
 from tandem_engine.sampling import sample
 from tandem_engine.scheduler import Step
 from tandem_engine.sequences import Sequences
-from tandem_engine.wire import DisaggregationLoad
 
 log = logging.getLogger(__name__)
 POLL_S = 0.002
@@ -61,18 +58,15 @@ class Prefill:
         self._handoffs = handoffs
         self._ended = ended
         self.sequences = Sequences(model, keep=model.sequences_max)
-        self._bootstrap: dict[int, Request] = {}
-        self._waiting: deque[Request] = deque()
+        self.bootstrap: dict[int, Request] = {}
+        self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._computed: deque[Request] = deque()
-        self._inflight: dict[int, Request] = {}
+        self.inflight: dict[int, Request] = {}
         self._left: list[Request] = []
-        self._batch = 0
-        self._hits = deque[tuple[int, int]](maxlen=64)
-        self._throughput = 0.0
-        self._transfer = (0.0, 0.0)
         self._moved_s = 0.0
-        self._gauges_s = 0.0
+        self._flush = False
+        self.accounting = Accounting(self, model, settings, metrics)
 
     # --- Events: the model may be computing ---
 
@@ -81,10 +75,10 @@ class Prefill:
         now_s = time.monotonic()
         if request.fake:
             request.enter(Phase.PREFILL_WAITING, now_s)
-            self._waiting.appendleft(request)
+            self.waiting.appendleft(request)
             return
         request.enter(Phase.BOOTSTRAP, now_s)
-        self._bootstrap[request.room] = request
+        self.bootstrap[request.room] = request
         reason = self._handoffs.why_ended(request.room)
         if reason is not None:
             self.failed(request.room, reason)
@@ -103,7 +97,7 @@ class Prefill:
 
     def failed(self, room: int, reason: str) -> None:
         """A room ended by its decode: tell the client and forget the request."""
-        request = self._bootstrap.get(room) or self._inflight.get(room)
+        request = self.bootstrap.get(room) or self.inflight.get(room)
         if request is None:
             request = next((r for r in self.requests() if r.room == room and not r.fake), None)
         if request is None or not request.live:
@@ -124,13 +118,11 @@ class Prefill:
         """Drop every prefix kept for reuse; done when the model is idle."""
         self._flush = True
 
-    _flush = False
-
     def requests(self) -> list[Request]:
         """Every request that is in a queue or runs."""
         return [
-            *self._bootstrap.values(), *self._waiting, *self.running, *self._computed,
-            *self._inflight.values(),
+            *self.bootstrap.values(), *self.waiting, *self.running, *self._computed,
+            *self.inflight.values(),
         ]  # fmt: skip
 
     def _give_up(self, request: Request) -> None:
@@ -153,10 +145,10 @@ class Prefill:
             return
         request.enter(Phase.ENDED, time.monotonic())
         if not request.fake:
-            self._bootstrap.pop(request.room, None)
-            self._inflight.pop(request.room, None)
-        if request in self._waiting:
-            self._waiting.remove(request)
+            self.bootstrap.pop(request.room, None)
+            self.inflight.pop(request.room, None)
+        if request in self.waiting:
+            self.waiting.remove(request)
         self._left.append(request)
 
     # --- The model is idle ---
@@ -165,16 +157,16 @@ class Prefill:
         """Take acknowledgements; move rooms that have their metadata and a slot on."""
         for settled in self._handoffs.settled():
             self._settle(settled, now_s)
-        for room, request in list(self._bootstrap.items()):
+        for room, request in list(self.bootstrap.items()):
             since_s = self._handoffs.take_slot(room)
             if since_s is not None:
-                del self._bootstrap[room]
+                del self.bootstrap[room]
                 self._metrics.transfer_bootstrap_ms.observe((now_s - request.arrived_s) * 1e3)
                 self._metrics.stage.observe(
                     now_s - request.phase_since_s, stage="prefill_bootstrap"
                 )
                 request.enter(Phase.PREFILL_WAITING, now_s)
-                self._waiting.append(request)
+                self.waiting.append(request)
 
     def tend(self, now_s: float) -> None:
         """Release, post what was computed, time out."""
@@ -187,8 +179,8 @@ class Prefill:
             self.sequences.flush()
         while self._computed:
             self._post(self._computed.popleft(), now_s)
-        self._handoffs.expire(now_s, self._timeouts.bootstrap_s, self._bootstrap)
-        for room, request in list(self._bootstrap.items()):
+        self._handoffs.expire(now_s, self._timeouts.bootstrap_s, self.bootstrap)
+        for room, request in list(self.bootstrap.items()):
             waited_s = now_s - request.phase_since_s
             if waited_s > self._timeouts.bootstrap_s and not self._handoffs.asked_for(room):
                 reason = timed_out(room, waited_s, "Bootstrapping")
@@ -234,23 +226,18 @@ class Prefill:
         self._release(request, keep=True)
         self._metrics.stage.observe(now_s - request.phase_since_s, stage="prefill_forward")
         request.enter(Phase.INFLIGHT, now_s)
-        self._inflight[request.room] = request
+        self.inflight[request.room] = request
         self._moved_s = now_s
 
     def _settle(self, settled: Settled, now_s: float) -> None:
         self._moved_s = now_s
-        request = self._inflight.get(settled.room)
+        request = self.inflight.get(settled.room)
         if request is None:
             return
         if not settled.taken:
             self.failed(settled.room, DECODE_DEAD)
             return
-        took_ms, size_mb = settled.took_s * 1e3, settled.size_bytes / 1e6
-        self._transfer = (size_mb / max(took_ms, 1e-6), took_ms)
-        self._metrics.transfer_ms.observe(took_ms)
-        self._metrics.transfer_mb.observe(size_mb)
-        self._metrics.transfer_speed.observe(self._transfer[0])
-        self._metrics.stage.observe(settled.took_s, stage="prefill_transfer_kv_cache")
+        self.accounting.transferred(settled)
         self._succeed(request)
 
     def _succeed(self, request: Request) -> None:
@@ -268,10 +255,10 @@ class Prefill:
         room = self._settings.chunked_prefill_size
         for request in self.running:
             room = self._feed(step, request, room)
-        while self._waiting and room > 0:
-            request = self._waiting[0]
+        while self.waiting and room > 0:
+            request = self.waiting[0]
             if not request.live:
-                self._waiting.popleft()
+                self.waiting.popleft()
                 continue
             if len(self.running) >= self._settings.max_running_requests or not self._admit(
                 request, now_s
@@ -279,7 +266,7 @@ class Prefill:
                 break
             if self._chunk(request) > room:
                 break
-            self._waiting.popleft()
+            self.waiting.popleft()
             self.running.append(request)
             room = self._feed(step, request, room)
         return step if step.feeds else None
@@ -340,61 +327,8 @@ class Prefill:
                 self._computed.append(request)
 
     def process(self, step: Step) -> None:
-        """Score prompts, count, log, refresh gauges."""
-        for request, feed, rows in zip(step.requests, step.feeds, step.rows or (), strict=True):
-            if feed.logits == "all" and request.scores is not None and request.live:
-                self._score(request, feed, rows)
-        fresh = [
-            r for r, f in zip(step.requests, step.feeds, strict=True) if f.position == r.cached
-        ]
-        tokens = sum(len(feed.tokens) for feed in step.feeds)
-        cached = sum(request.cached for request in fresh)
-        took_s = max(step.ended_s - step.begun_s, 1e-9)
-        self._batch = len(step.requests)
-        self._throughput = tokens / took_s
-        self._hits.append((cached, tokens))
-        metrics = self._metrics
-        metrics.passes.add(mode="prefill_none")
-        metrics.forward_seconds.add(took_s, category="extend")
-        metrics.realtime_tokens.add(tokens, mode="prefill_compute")
-        if cached:
-            metrics.realtime_tokens.add(cached, mode="prefill_cache")
-        self._write_gauges(step.ended_s)
-        if not all(request.health for request in step.requests):
-            log.info(
-                "%s",
-                batch_line(
-                    "Prefill batch",
-                    {
-                        "#new-seq": len(fresh),
-                        "#new-token": tokens,
-                        "#cached-token": cached,
-                        "token usage": round(self._usage(), 2),
-                        "#running-req": len(self.running),
-                        "#queue-req": len(self._waiting),
-                        "#pending-token": self.pending_tokens(),
-                        "#bootstrap-req": len(self._bootstrap),
-                        "#inflight-req": len(self._inflight),
-                        "cuda graph": False,
-                        "input throughput (token/s)": round(self._throughput, 2),
-                    },
-                ),
-            )
-
-    def _score(self, request: Request, feed: Feed, rows: Logits) -> None:
-        """Row i scores the token after it; SGLang gives the first scored position none."""
-        wanted = request.scores
-        if wanted is None:
-            return
-        if not request.input_scores:
-            request.input_scores.append(scoring.unscored(request.prompt[wanted.start]))
-        begin = max(feed.position, wanted.start)
-        end = min(feed.position + len(feed.tokens), len(request.prompt) - 1)
-        for position in range(begin, end):
-            row = np.asarray(rows[position - feed.position])
-            request.input_scores.append(
-                scoring.score(row, request.prompt[position + 1], wanted.top)
-            )
+        """Score prompts, count, log, refresh the gauges."""
+        self.accounting.process(step)
 
     def refused(self, step: Step, problem: ModelError) -> None:
         """The model refused: make room, or fail the requests of the step."""
@@ -409,56 +343,10 @@ class Prefill:
 
     def idle(self, now_s: float) -> float:
         """Poll fast while something moved lately, slowly for what hangs, not at all otherwise."""
-        queued = self._bootstrap or self._waiting or self.running or self._inflight
-        if not queued and now_s - self._gauges_s > IDLE_GAUGES_EVERY_S:
-            self._batch, self._throughput = 0, 0.0
-            self._write_gauges(now_s)
+        queued = bool(self.bootstrap or self.waiting or self.running or self.inflight)
+        self.accounting.idle(now_s, queued=queued)
         if self._left or self._computed:
             return 0.0
         if self._handoffs.held:
             return POLL_S if now_s - self._moved_s < POLL_SLOW_AFTER_S else POLL_SLOW_S
         return self._timeouts.heartbeat_s / 4
-
-    # --- Numbers ---
-
-    def pending_tokens(self) -> int:
-        """Prompt tokens waiting to be computed."""
-        requests = [*self._bootstrap.values(), *self._waiting, *self.running]
-        return sum(len(r.prompt) - r.computed for r in requests)
-
-    def _usage(self) -> float:
-        return self._model.cells_used() / self._model.cells
-
-    def _write_gauges(self, now_s: float) -> None:
-        self._gauges_s = now_s
-        self._metrics.write_gauges(self.gauges())
-
-    def gauges(self) -> Gauges:
-        """The present numbers; read from any thread."""
-        used = self._model.cells_used()
-        hits = list(self._hits)
-        total = sum(cached + computed for cached, computed in hits)
-        return Gauges(
-            num_running_reqs=self._batch,
-            num_queue_reqs=len(self._waiting),
-            num_prefill_bootstrap_queue_reqs=len(self._bootstrap),
-            num_prefill_inflight_queue_reqs=len(self._inflight),
-            cache_hit_rate=sum(cached for cached, _ in hits) / total if total else 0.0,
-            token_usage=used / self._model.cells,
-            full_token_usage=used / self._model.cells,
-            num_used_tokens=used,
-            kv_used_tokens=used,
-            kv_available_tokens=self._model.cells - used,
-            utilization=len(self.running) / self._settings.max_running_requests,
-            max_total_num_tokens=self._model.cells,
-        )
-
-    def disaggregation(self) -> DisaggregationLoad:
-        """The `disaggregation` section of `/v1/loads`, live."""
-        return DisaggregationLoad(
-            mode="prefill",
-            prefill_bootstrap_queue_reqs=len(self._bootstrap),
-            prefill_inflight_queue_reqs=len(self._inflight),
-            kv_transfer_speed_gb_s=self._transfer[0],
-            kv_transfer_latency_ms=self._transfer[1],
-        )

@@ -16,6 +16,7 @@ from tandem_engine.handoff.transports import open_landing, open_sender
 from tandem_engine.handoffs import Handoffs
 from tandem_engine.links import Links
 from tandem_engine.metrics import Gauges
+from tandem_engine.model import Model
 from tandem_engine.prefill import Prefill
 from tandem_engine.rank import Rank
 from tandem_engine.request import Outbox
@@ -31,7 +32,10 @@ SLOTS_MAX = 8
 class Role(Protocol):
     """One kind of worker, as `worker.py` needs it."""
 
-    phase: Prefill | Decode
+    @property
+    def phase(self) -> Prefill | Decode:
+        """What the scheduler drives."""
+        ...
 
     def bind(self, post: Post) -> None:
         """Connect to the scheduler; from here on peers are heard."""
@@ -61,7 +65,9 @@ class Role(Protocol):
 class PrefillRole:
     """The prefill: a rank that listens, and the rooms of its decodes."""
 
-    def __init__(self, worker: "Worker", outbox: Outbox, listener: socket.socket | None) -> None:
+    def __init__(
+        self, worker: "Worker", model: Model, outbox: Outbox, listener: socket.socket
+    ) -> None:
         """`listener` is the rank's socket."""
         settings = worker.settings
         self._listener = listener
@@ -75,7 +81,7 @@ class PrefillRole:
             failed=self._failed,
         )
         self.phase = Prefill(
-            worker.model,
+            model,
             settings,
             worker.timeouts,
             metrics=worker.metrics,
@@ -83,14 +89,12 @@ class PrefillRole:
             handoffs=self._handoffs,
             ended=worker.room_ended,
         )
-        self.gauges = self.phase.gauges
-        self.disaggregation = self.phase.disaggregation
-        self.pending_tokens = self.phase.pending_tokens
+        self.gauges = self.phase.accounting.gauges
+        self.disaggregation = self.phase.accounting.disaggregation
+        self.pending_tokens = self.phase.accounting.pending_tokens
 
     def bind(self, post: Post) -> None:
         """Listen for decodes."""
-        if self._listener is None:
-            raise StartError("a prefill needs its control socket")
         self._rank = Rank(self._listener, self._engine, self._handoffs, post)
 
     def close(self, *, clean: bool) -> None:
@@ -119,9 +123,9 @@ class PrefillRole:
 class DecodeRole:
     """The decode: a landing for KV, and links to its prefills."""
 
-    def __init__(self, worker: "Worker", outbox: Outbox, _listener: socket.socket | None) -> None:
+    def __init__(self, worker: "Worker", model: Model, outbox: Outbox) -> None:
         """Create the landing; raises `StartError` when there is no room for it."""
-        settings, model = worker.settings, worker.model
+        settings = worker.settings
         agent = uuid.uuid4().hex
         try:
             self._landing = open_landing(

@@ -8,30 +8,29 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib import metadata
-from typing import Any, Literal
-
-import uvicorn
-from starlette.applications import Starlette
+from typing import Literal
 
 from tandem_engine.bootstrap import Bootstrap
 from tandem_engine.config import Settings, StartError, Timeouts
+from tandem_engine.decode import Decode
 from tandem_engine.faults import Switchboard
 from tandem_engine.http import Api
+from tandem_engine.listeners import Listeners
 from tandem_engine.metrics import Metrics
 from tandem_engine.model import Model, ModelError, load_model
+from tandem_engine.prefill import Prefill
 from tandem_engine.replies import RequestError
 from tandem_engine.request import HEALTH_RID_PREFIX, Outbox, Output, Request
-from tandem_engine.roles import DecodeRole, PrefillRole
+from tandem_engine.roles import DecodeRole, PrefillRole, Role
 from tandem_engine.sampling import SamplingParams
 from tandem_engine.scheduler import Scheduler
 from tandem_engine.text import TextStream
-from tandem_engine.wire import FAKE_BOOTSTRAP_HOST, Load, MemoryLoad, QueueLoad, Registration
+from tandem_engine.wire import FAKE_BOOTSTRAP_HOST, Registration
 
 log = logging.getLogger(__name__)
 SGLANG_ERA = "0.5.23"
@@ -45,38 +44,26 @@ STILL_S = 1.0
 State = Literal["starting", "ready", "draining", "dead"]
 
 
-class _Server(uvicorn.Server):
-    """Signals belong to `__main__.py`."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Core:
+    """A loaded model and what runs over it."""
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave them alone."""
-        yield
+    model: Model
+    role: Role
+    scheduler: Scheduler
 
+    @property
+    def phase(self) -> Prefill | Decode:
+        """The phase that the scheduler drives."""
+        return self.role.phase
 
-def listen(host: str, port: int, what: str) -> socket.socket:
-    """A bound, listening socket; raises `StartError` when the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle off on what it accepts: 40 ms a reply otherwise.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(1024)
-    except OSError as problem:
-        listener.close()
-        raise StartError(
-            f"the {what} cannot listen on {host}:{port}: {problem.strerror}; "
-            f"free the port or give another one"
-        ) from problem
-    listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
-    return listener
+    def post(self, handler: Callable[..., None], *arguments: object) -> None:
+        """Run a handler on the scheduler's thread."""
+        self.scheduler.post(handler, *arguments)
 
 
 class Worker:
     """A prefill or a decode."""
-
-    model: Model
 
     def __init__(self, settings: Settings, timeouts: Timeouts, switchboard: Switchboard) -> None:
         """Bind the ports; raises `StartError`. Nothing is served before `start`."""
@@ -87,35 +74,46 @@ class Worker:
         self.version = f"{SGLANG_ERA}+tandem.{_own_version()}"
         self.rooms: dict[int, Request] = {}
         self._active: set[Request] = set()
-        self._listeners = {"api": listen(settings.host, settings.port, "HTTP API")}
         prefill = settings.disaggregation_mode == "prefill"
-        try:
-            if prefill:
-                port = settings.disaggregation_bootstrap_port
-                self._listeners["bootstrap"] = listen(settings.host, port, "bootstrap server")
-                self._listeners["rank"] = listen(settings.host, 0, "control socket")
-        except StartError:
-            self._listeners["api"].close()
-            raise
-        ports = {name: one.getsockname()[1] for name, one in self._listeners.items()}
+        self._listeners = Listeners()
+        port = self._listeners.bind("HTTP API", settings.host, settings.port)
+        bootstrap = settings.disaggregation_bootstrap_port
+        self._rank_port = 0
+        if prefill:
+            bootstrap = self._listeners.bind("bootstrap server", settings.host, bootstrap)
+            self._rank_port = self._listeners.bind("control socket", settings.host, 0)
         self.settings = dataclasses.replace(
-            settings,
-            port=ports["api"],
-            disaggregation_bootstrap_port=ports.get(
-                "bootstrap", settings.disaggregation_bootstrap_port
-            ),
+            settings, port=port, disaggregation_bootstrap_port=bootstrap
         )
-        self._killed = False
-        self._rank_port = ports.get("rank", 0)
         self.metrics = Metrics(settings.served_model_name, settings.disaggregation_mode)
         self._bootstrap = Bootstrap() if prefill else None
-        self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
+        self._core: Core | None = None
+        self._killed = False
         self.fatal = asyncio.Event()
+        """Set when the scheduler broke by a bug: the process should end."""
 
     @property
     def url(self) -> str:
         """Where the HTTP API answers."""
         return f"http://{self.settings.host}:{self.settings.port}"
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence, tokens."""
+        settings = self.settings
+        return min(settings.context_length or CONTEXT_LENGTH, settings.max_total_tokens)
+
+    @property
+    def core(self) -> "Core":
+        """What runs once the model is loaded; raises `RequestError` (503) before."""
+        if self._core is None:
+            raise RequestError("the worker is starting; try later", 503)
+        return self._core
+
+    @property
+    def model(self) -> Model:
+        """The model; raises as `core` does."""
+        return self.core.model
 
     # --- Life ---
 
@@ -124,61 +122,52 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         # SGLang's order: the rendezvous and the API answer (503) before the model has loaded.
         if self._bootstrap is not None:
-            self._serve(self._bootstrap.app, "bootstrap")
-        self._serve(Api(self).app, "api")
+            self._listeners.serve("bootstrap server", self._bootstrap.app)
+        self._listeners.serve("HTTP API", Api(self).app)
         settings = self.settings
-        prefill = settings.disaggregation_mode == "prefill"
-        sequences = settings.max_running_requests + 1
-        context = min(settings.context_length or CONTEXT_LENGTH, settings.max_total_tokens)
         try:
-            self.model = await asyncio.to_thread(
+            model = await asyncio.to_thread(
                 load_model,
                 settings.model_path,
-                context_length=context,
-                sequences_max=sequences,
+                context_length=self.context_length,
+                sequences_max=settings.max_running_requests + 1,
                 cells=settings.max_total_tokens,
             )
         except ModelError as problem:
             raise StartError(str(problem)) from problem
-        outbox = Outbox(self._loop)
-        role = PrefillRole if prefill else DecodeRole
-        self._role = role(self, outbox, self._listeners.get("rank"))
-        self._scheduler = Scheduler(
-            self.model,
-            self._role.phase,
-            outbox,
-            overlap=not settings.disable_overlap_schedule,
-            died=self._died,
-        )
-        self._role.bind(self._scheduler.post)
-        self._scheduler.start()
+        self._core = self._assemble(model)
         if self._bootstrap is not None:
-            self._bootstrap.register(self._registration())
+            self._bootstrap.register(self._registration(model))
         self.state = "ready"
         log.info("The server is fired up and ready to roll!")
 
-    def _registration(self) -> Registration:
+    def _assemble(self, model: Model) -> "Core":
+        """Everything over a loaded model, running; raises `StartError`."""
+        outbox = Outbox(self._loop)
+        role: Role
+        if self.settings.disaggregation_mode == "prefill":
+            role = PrefillRole(self, model, outbox, self._listeners.socket("control socket"))
+        else:
+            role = DecodeRole(self, model, outbox)
+        scheduler = Scheduler(
+            model,
+            role.phase,
+            outbox,
+            overlap=not self.settings.disable_overlap_schedule,
+            died=self._died,
+        )
+        role.bind(scheduler.post)
+        scheduler.start()
+        return Core(model, role, scheduler)
+
+    def _registration(self, model: Model) -> Registration:
         return Registration(
             rank_ip=self.settings.host,
             rank_port=self._rank_port,
-            page_size=self.model.identity.page_size,
-            kv_cache_dtype=self.model.identity.kv_dtype,
+            page_size=model.identity.page_size,
+            kv_cache_dtype=model.identity.kv_dtype,
             prefill_http_port=self.settings.port,
         )
-
-    def _serve(self, app: Starlette, listener: str) -> None:
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            timeout_keep_alive=65,
-            timeout_graceful_shutdown=1,
-        )
-        server = _Server(config)
-        task = asyncio.create_task(server.serve(sockets=[self._listeners[listener]]))
-        self._servers.append((server, task))
 
     async def stop(self) -> None:
         """Stop admitting, finish what moves within the drain time, fail the rest, let go of all."""
@@ -191,33 +180,23 @@ class Worker:
 
     async def kill(self, *, clean: bool = False) -> None:
         """End at once, as a killed process would; `clean` also removes the landing's memory."""
-        if hasattr(self, "_scheduler") and not self._killed:
-            self._killed = True
-            await asyncio.to_thread(self._scheduler.stop)
-            await asyncio.to_thread(self._role.close, clean=clean)
-            self.model.close()
+        core, killed = self._core, self._killed
+        self._killed = True
+        if core is not None and not killed:
+            await asyncio.to_thread(core.scheduler.stop)
+            await asyncio.to_thread(core.role.close, clean=clean)
+            core.model.close()
         self.state = "dead"
-        for server, _ in self._servers:
-            server.should_exit = True
-            server.force_exit = not clean
-        if self._servers:
-            await asyncio.wait([task for _, task in self._servers], timeout=STOP_S)
-        for server, _ in self._servers:
-            # A process that ends closes its connections; one that goes on has to do it.
-            for connection in list(server.server_state.connections):
-                if connection.transport is not None:
-                    connection.transport.abort()
-        for listener in self._listeners.values():
-            listener.close()
+        await self._listeners.stop(clean=clean)
 
     async def _until_empty(self, timeout_s: float) -> None:
         """Wait for the last request, as long as something moves: what hangs is not waited for."""
-        moved_s = time.monotonic()
-        deadline_s, outputs = moved_s + timeout_s, self._scheduler.outputs
+        scheduler, moved_s = self.core.scheduler, time.monotonic()
+        deadline_s, outputs = moved_s + timeout_s, scheduler.outputs
         while self._active and time.monotonic() < min(deadline_s, moved_s + STILL_S):
             await asyncio.sleep(0.02)
-            if self._scheduler.stepping or self._scheduler.outputs != outputs:
-                moved_s, outputs = time.monotonic(), self._scheduler.outputs
+            if scheduler.stepping or scheduler.outputs != outputs:
+                moved_s, outputs = time.monotonic(), scheduler.outputs
 
     def _died(self, problem: BaseException) -> None:
         """The scheduler's thread broke: the worker must not stay half alive."""
@@ -239,13 +218,13 @@ class Worker:
         self._active.add(request)
         if not request.fake:
             self.rooms[request.room] = request
-        self._scheduler.post(self._role.phase.submit, request)
+        self.core.post(self.core.phase.submit, request)
 
     def done(self, request: Request) -> None:
         """The connection of a request is served or gone."""
         self._active.discard(request)
         if not request.answered and self.state != "dead":
-            self._scheduler.post(self._role.phase.left, request)
+            self.core.post(self.core.phase.left, request)
 
     def room_ended(self, request: Request) -> None:
         """Nothing is held for this request any more; called on the scheduler's thread."""
@@ -254,11 +233,11 @@ class Worker:
 
     def abort(self, rid: str, *, everything: bool) -> None:
         """Abort requests by (the beginning of) their id, or all."""
-        self._scheduler.post(partial(self._role.phase.abort, rid, everything=everything))
+        self.core.post(partial(self.core.phase.abort, rid, everything=everything))
 
     def flush_cache(self) -> None:
         """Drop the prefixes kept for reuse."""
-        self._scheduler.post(self._role.phase.flush_cache)
+        self.core.post(self.core.phase.flush_cache)
 
     async def healthy(self) -> bool:
         """SGLang's health: some output of the scheduler within 20 s, by a fake request if need be.
@@ -268,7 +247,8 @@ class Worker:
         """
         if self.state != "ready":
             return False
-        before = self._scheduler.outputs
+        core = self.core
+        before = core.scheduler.outputs
         answers: asyncio.Queue[Output] = asyncio.Queue()
         probe = Request(
             rid=f"{HEALTH_RID_PREFIX}_{uuid.uuid4().hex}",
@@ -283,16 +263,16 @@ class Worker:
             deliver=answers.put_nowait,
         )
         # A busy scheduler answers by its next step, as SGLang's does.
-        if not self._role.phase.running:
-            self._scheduler.post(self._role.phase.submit, probe)
+        if not core.phase.running:
+            core.post(core.phase.submit, probe)
         deadline_s = time.monotonic() + self.timeouts.health_s
         while time.monotonic() < deadline_s and self.state == "ready":
-            if self._scheduler.outputs > before:
+            if core.scheduler.outputs > before:
                 return True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(answers.get(), 0.05)
         if self.state == "ready":
-            self._scheduler.post(self._role.phase.left, probe)
+            core.post(core.phase.left, probe)
             log.error(
                 "Health check failed. Server couldn't get a response from detokenizer for last %d "
                 "seconds.",
@@ -307,104 +287,20 @@ class Worker:
         def answer() -> None:
             self._loop.call_soon_threadsafe(turned.set_result, None)
 
-        self._scheduler.post(answer)
+        self.core.post(answer)
         if self.state != "dead":
             await turned
 
     def held(self) -> dict[str, int]:
         """What is held for requests now, by name: all zero when the worker is idle."""
-        return {"rooms": len(self.rooms), "requests": len(self._active)} | self._role.held()
-
-    # --- What the info routes show ---
-
-    def load(self) -> Load:
-        """The present load, computed now: `/v1/loads` never freezes."""
-        if self.state == "starting" or not hasattr(self, "_role"):
-            raise RequestError("the worker is starting", 503)
-        phase = self._role
-        gauges, model = phase.gauges(), self.model
-        pending = phase.pending_tokens()
-        waiting = gauges.num_queue_reqs + gauges.num_decode_prealloc_queue_reqs
-        return Load(
-            num_running_reqs=gauges.num_running_reqs,
-            num_waiting_reqs=waiting,
-            num_waiting_uncached_tokens=pending,
-            num_used_tokens=gauges.num_used_tokens,
-            num_total_tokens=gauges.num_used_tokens + pending,
-            max_total_num_tokens=model.cells,
-            max_running_requests=self.settings.max_running_requests,
-            token_usage=round(gauges.token_usage, 4),
-            gen_throughput=round(gauges.gen_throughput, 2),
-            cache_hit_rate=round(gauges.cache_hit_rate, 4),
-            utilization=round(gauges.utilization, 4),
-            memory=MemoryLoad(0.0, 0.0, 0.0, model.cells),
-            disaggregation=phase.disaggregation(),
-            queues=QueueLoad(waiting=waiting, retracted=gauges.num_retracted_reqs),
-        )
+        return {"rooms": len(self.rooms), "requests": len(self._active)} | self.core.role.held()
 
     def exposed_metrics(self) -> str:
         """The page of `/metrics`."""
-        if hasattr(self, "_scheduler"):
+        if self._core is not None:
             idle = self.metrics.idle_seconds
-            idle.add(max(0.0, self._scheduler.idle_s - idle.value()))
+            idle.add(max(0.0, self._core.scheduler.idle_s - idle.value()))
         return self.metrics.exposed()
-
-    def server_info(self) -> dict[str, object]:
-        """Server arguments, state, version: what a router and an operator ask for."""
-        states: list[dict[str, Any]] = []
-        if self.state != "starting":
-            load = self.load()
-            states.append(
-                {
-                    "last_gen_throughput": load.gen_throughput,
-                    "disaggregation_mode": self.settings.disaggregation_mode,
-                    "effective_max_running_requests_per_dp": self.settings.max_running_requests,
-                    "memory_usage": {"token_capacity": self.model.cells},
-                }
-            )
-        return self._described() | {
-            "version": self.version,
-            "engine": "tandem_engine",
-            "startup_time": self.started_s,
-            "status": self.state,
-            "max_total_num_tokens": self.settings.max_total_tokens,
-            "internal_states": states,
-        }
-
-    def _described(self) -> dict[str, object]:
-        shown = self.settings.described()
-        if hasattr(self, "model"):
-            shown["kv_cache_dtype"] = self.model.identity.kv_dtype
-            shown["page_size"] = self.model.identity.page_size
-            shown["context_length"] = self.model.context_length
-        return shown
-
-    def model_info(self) -> dict[str, object]:
-        """What `/model_info` shows."""
-        return {
-            "model_path": self.settings.model_path,
-            "tokenizer_path": self.settings.model_path,
-            "is_generation": True,
-            "preferred_sampling_params": None,
-            "weight_version": "default",
-            "has_image_understanding": False,
-            "has_audio_understanding": False,
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-        }
-
-    def models(self) -> dict[str, object]:
-        """What `/v1/models` shows."""
-        card = {
-            "id": self.settings.served_model_name,
-            "object": "model",
-            "created": int(self.started_s),
-            "owned_by": "sglang",
-            "root": self.settings.served_model_name,
-            "parent": None,
-            "max_model_len": self.settings.context_length or CONTEXT_LENGTH,
-        }
-        return {"object": "list", "data": [card]}
 
 
 def _own_version() -> str:

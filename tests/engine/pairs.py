@@ -105,7 +105,7 @@ class Pair:
 
     def blind_decode(self) -> None:
         """The decode sees nothing arrive from now on, and so acknowledges nothing."""
-        self.decode._role._landing.poll = list
+        self.decode.core.role._landing.poll = list
 
     async def restart_decode(self, *, clean: bool = False) -> None:
         """Kill the decode and start another one at the same address."""

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.pairs import FAST, held, pair, settings, start, until
 from tandem_engine.config import Timeouts
+from tandem_engine.info import load_of
 
 SLOW = Timeouts(heartbeat_s=0.1, health_s=0.5)
 CORE = {
@@ -34,7 +35,7 @@ class TestHealth:
             gate = asyncio.Event()
             release = asyncio.run_coroutine_threadsafe
             loop = asyncio.get_running_loop()
-            two.decode._scheduler.post(lambda: release(gate.wait(), loop).result(20))
+            two.decode.core.scheduler.post(lambda: release(gate.wait(), loop).result(20))
             status = (await two.get(two.decode, "/health")).status
             gate.set()
 
@@ -133,7 +134,7 @@ class TestMetrics:
                 for worker in (two.prefill, two.decode)
             ]
             await until(
-                lambda: two.decode.load().disaggregation.decode_transfer_queue_reqs, two.decode
+                lambda: load_of(two.decode).disaggregation.decode_transfer_queue_reqs, two.decode
             )
             gauge = two.metric(two.decode, "num_decode_transfer_queue_reqs")
             live = (await two.load(two.decode))["decode_transfer_queue_reqs"]
@@ -160,7 +161,7 @@ class TestSteering:
                 for worker in (two.prefill, two.decode)
             ]
             await until(
-                lambda: two.prefill.load().disaggregation.prefill_inflight_queue_reqs, two.prefill
+                lambda: load_of(two.prefill).disaggregation.prefill_inflight_queue_reqs, two.prefill
             )
             await two.post(getattr(two, side), "/abort_request", {"rid": "mi"})
             answers = await asyncio.gather(*asks)
@@ -179,7 +180,7 @@ class TestSteering:
                 for worker in (two.prefill, two.decode)
             ]
             await until(
-                lambda: two.prefill.load().disaggregation.prefill_inflight_queue_reqs, two.prefill
+                lambda: load_of(two.prefill).disaggregation.prefill_inflight_queue_reqs, two.prefill
             )
             asks[1].cancel()
             prefill = await asks[0]
@@ -206,7 +207,7 @@ class TestSteering:
         async with pair() as two:
             two.decode.model._step_cost_s = 0.005
             running = asyncio.create_task(two.generate(tokens=20))
-            await until(lambda: two.decode.load().num_running_reqs, two.decode)
+            await until(lambda: load_of(two.decode).num_running_reqs, two.decode)
             stopping = asyncio.create_task(two.decode.stop())
             await two.decode.turn()
             late = await two.post(two.decode, "/generate", {"text": "x"} | two.meeting())

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from engine.pairs import ROOMS, Pair, held, pair, until
+from tandem_engine.info import load_of
 from tandem_engine.peers import hash_of
 
 
@@ -28,7 +29,7 @@ def ask(two: Pair, room: int | None = None) -> list[asyncio.Task]:
 
 def pinned(two: Pair) -> int:
     """Rooms of the prefill that were posted and are not acknowledged."""
-    return two.prefill.load().disaggregation.prefill_inflight_queue_reqs
+    return load_of(two.prefill).disaggregation.prefill_inflight_queue_reqs
 
 
 async def only_stuck(

@@ -123,11 +123,11 @@ class TestControlPort:
         async with pair() as two:
             await two.generate()
             meeting = two.meeting()
-            agent = two.decode._role._links.agent
+            agent = two.decode.core.role._links.agent
             link = f"127.0.0.1:{meeting['bootstrap_port']}"
-            two.decode._role._links.send(link, Abort(agent, meeting["bootstrap_room"]))
+            two.decode.core.role._links.send(link, Abort(agent, meeting["bootstrap_room"]))
             await until(
-                lambda: two.prefill._role._handoffs.why_ended(meeting["bootstrap_room"]),
+                lambda: two.prefill.core.role._handoffs.why_ended(meeting["bootstrap_room"]),
                 two.prefill,
             )
             answer = await two.post(two.prefill, "/generate", {"text": "late"} | meeting)
@@ -143,7 +143,7 @@ class TestLinks:
             await two.generate()
             link = f"127.0.0.1:{two.prefill.settings.disaggregation_bootstrap_port}"
             await two.restart_prefill()
-            await until(lambda: two.decode._role._links.up(link), two.decode)
+            await until(lambda: two.decode.core.role._links.up(link), two.decode)
             answers = await asyncio.gather(*(two.generate() for _ in range(4)))
 
         assert [answer.status for answer in answers] == [200] * 4

@@ -1,0 +1,96 @@
+"""What the routes that only look show of a worker: load, server arguments, model.
+
+For: `http.py`.
+Not for: `/metrics` (`metrics.py`), or anything that changes the worker.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tandem_engine.wire import Load, MemoryLoad, QueueLoad
+
+if TYPE_CHECKING:
+    from tandem_engine.worker import Worker
+
+
+def load_of(worker: "Worker") -> Load:
+    """The present load, computed now: `/v1/loads` never freezes. 503 while starting."""
+    role = worker.core.role
+    gauges, pending = role.gauges(), role.pending_tokens()
+    waiting = gauges.num_queue_reqs + gauges.num_decode_prealloc_queue_reqs
+    return Load(
+        num_running_reqs=gauges.num_running_reqs,
+        num_waiting_reqs=waiting,
+        num_waiting_uncached_tokens=pending,
+        num_used_tokens=gauges.num_used_tokens,
+        num_total_tokens=gauges.num_used_tokens + pending,
+        max_total_num_tokens=gauges.max_total_num_tokens,
+        max_running_requests=worker.settings.max_running_requests,
+        token_usage=round(gauges.token_usage, 4),
+        gen_throughput=round(gauges.gen_throughput, 2),
+        cache_hit_rate=round(gauges.cache_hit_rate, 4),
+        utilization=round(gauges.utilization, 4),
+        memory=MemoryLoad(0.0, 0.0, 0.0, gauges.max_total_num_tokens),
+        disaggregation=role.disaggregation(),
+        queues=QueueLoad(waiting=waiting, retracted=gauges.num_retracted_reqs),
+    )
+
+
+def server_info(worker: "Worker") -> dict[str, object]:
+    """Server arguments, state, version: what a router and an operator ask for."""
+    settings = worker.settings
+    shown = settings.described()
+    states: list[dict[str, Any]] = []
+    if worker.state != "starting":
+        identity = worker.model.identity
+        shown |= {
+            "kv_cache_dtype": identity.kv_dtype,
+            "page_size": identity.page_size,
+            "context_length": worker.model.context_length,
+        }
+        load = load_of(worker)
+        states.append(
+            {
+                "last_gen_throughput": load.gen_throughput,
+                "disaggregation_mode": settings.disaggregation_mode,
+                "effective_max_running_requests_per_dp": settings.max_running_requests,
+                "memory_usage": {"token_capacity": load.max_total_num_tokens},
+            }
+        )
+    return shown | {
+        "version": worker.version,
+        "engine": "tandem_engine",
+        "startup_time": worker.started_s,
+        "status": worker.state,
+        "max_total_num_tokens": settings.max_total_tokens,
+        "internal_states": states,
+    }
+
+
+def model_info(worker: "Worker") -> dict[str, object]:
+    """What `/model_info` shows."""
+    return {
+        "model_path": worker.settings.model_path,
+        "tokenizer_path": worker.settings.model_path,
+        "is_generation": True,
+        "preferred_sampling_params": None,
+        "weight_version": "default",
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+    }
+
+
+def models(worker: "Worker") -> dict[str, object]:
+    """What `/v1/models` shows."""
+    name = worker.settings.served_model_name
+    card = {
+        "id": name,
+        "object": "model",
+        "created": int(worker.started_s),
+        "owned_by": "sglang",
+        "root": name,
+        "parent": None,
+        "max_model_len": worker.context_length,
+    }
+    return {"object": "list", "data": [card]}
