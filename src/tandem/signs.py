@@ -34,7 +34,6 @@ QUEUES = {
         (v.INFLIGHT_QUEUE_REQS, "inflight queue"),
         (v.BOOTSTRAP_QUEUE_REQS, "bootstrap queue"),
         (v.WAITING_REQS, "waiting queue"),
-        (v.RUNNING_REQS, "running batch"),
     ),
     Role.DECODE: (
         (v.TRANSFER_QUEUE_REQS, "transfer queue"),
@@ -45,7 +44,8 @@ QUEUES = {
     ),
     Role.ROUTER: (),
 }
-"""Where a request can be held on an engine of each role, nearest to the hand-off first."""
+"""Where a request can be held on an engine of each role, nearest to the hand-off first. A prefill's
+running requests are those of its last batch, health checks included, and hold nothing."""
 
 
 class Life(NamedTuple):

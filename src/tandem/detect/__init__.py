@@ -13,9 +13,10 @@ import msgspec
 
 from tandem.detect.candidate import Candidate
 from tandem.detect.down import away
+from tandem.detect.partial import partial
 from tandem.detect.router import disagreements
+from tandem.detect.silent import silent
 from tandem.detect.slow import slow
-from tandem.detect.stall import stalls
 from tandem.detect.transfers import failing
 from tandem.facts import Facts
 from tandem.records import Finding, Thresholds
@@ -64,7 +65,8 @@ def _candidates(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
     """What looks wrong at this moment, the consequences of a graver cause left out."""
     kept = away(facts, thresholds)
     for offered in (
-        stalls(facts, thresholds),
+        silent(facts, thresholds),
+        partial(facts, thresholds),
         failing(facts),
         disagreements(facts, thresholds),
         slow(facts),

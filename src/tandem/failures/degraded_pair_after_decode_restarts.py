@@ -35,10 +35,9 @@ References
 """
 
 from tandem import signs
-from tandem.facts import Facts, Sample
+from tandem.facts import Facts
 from tandem.failures.answers import (
     DYING_S,
-    SETTLE_S,
     clock,
     contradicts,
     decode_alone,
@@ -48,18 +47,10 @@ from tandem.failures.answers import (
     supports,
     unknown,
 )
-from tandem.failures.floor_steps import mechanism
+from tandem.failures.floor_steps import held_since_a_restart, mechanism
 from tandem.ports import Mode
 from tandem.records import Change, Role, TestResult
 from tandem.records import vocabulary as v
-
-CURED_MIN = 20
-"""Hand-offs completed after a restart, with the queue empty again, that clear that restart: with
-even one dead peer beside the live one, 20 rooms in a row miss it once in a million."""
-DOUBTED_MIN = 8
-"""As many cast doubt: one in 250."""
-EMPTY_LOOKS_MIN = 5
-"""Looks at an empty queue that show it really was empty again."""
 
 
 def decode_restarted_alone(facts: Facts, subject: str) -> TestResult:
@@ -115,91 +106,6 @@ def handoffs_held(facts: Facts, subject: str) -> TestResult:
     # Strong: nothing but a hand-off nobody acknowledges fills it, but transfer faults do as well.
     why = f"{prefill}'s inflight queue was never below {low.value:.0f} in the last {lasted_s:.0f} s"
     return supports(test, "strong", why, low.evidence)
-
-
-def held_since_a_restart(facts: Facts, subject: str) -> TestResult:
-    """Whether the inflight floor rose at or after a decode-only restart, and not before."""
-    test = "held-since-a-restart"
-    prefill, decode = signs.ends(facts, subject)
-    alone = decode_alone(facts, prefill, decode) if prefill and decode else None
-    if prefill is None or alone is None or not alone.restarts:
-        return unknown(test, "strong", "no decode-only restart is known to measure against")
-    looks = facts.numbers(prefill, v.INFLIGHT_QUEUE_REQS, source=signs.LIVE)
-    rose = signs.risen(facts, prefill, v.INFLIGHT_QUEUE_REQS)
-    if rose is None:
-        return unknown(test, "strong", "nothing is held now, so there is no rise to date")
-    first = alone.restarts[0].started_at
-    earlier = [
-        life
-        for life, died_at in zip(alone.restarts, alone.deaths, strict=True)
-        if died_at - DYING_S <= rose.at
-    ]
-    if not earlier:
-        return _held_before(facts, test, prefill, rose, first)
-    if rose.at == looks[0].at:
-        return unknown(
-            test,
-            "strong",
-            f"hand-offs were held as far back as is known ({clock(rose.at)})",
-            f"{prefill}'s inflight queue from before the decode restart at {clock(first)}",
-        )
-    return _held_after(facts, test, prefill, rose, earlier[-1])
-
-
-def _held_before(facts: Facts, test: str, prefill: str, rose: Sample, first: float) -> TestResult:
-    """The queue was above zero before any restart: by traffic, or by another fault."""
-    low = held(facts, prefill, v.INFLIGHT_QUEUE_REQS)
-    level = signs.risen(facts, prefill, v.INFLIGHT_QUEUE_REQS, low.value) if low else None
-    if level is not None and level.at > first - DYING_S:
-        # Weak: under load the queue is rarely empty, so only the present height can be dated.
-        why = f"{prefill}'s inflight queue reached its present floor only at {clock(level.at)}"
-        return supports(test, "weak", why, (level.id,))
-    # Decisive: an effect does not precede its cause.
-    why = (
-        f"{prefill} held hand-offs since {clock(rose.at)}, before the decode was first restarted "
-        f"alone ({clock(first)})"
-    )
-    return contradicts(test, "decisive", why, (rose.id,))
-
-
-def _held_after(
-    facts: Facts, test: str, prefill: str, rose: Sample, restart: signs.Life
-) -> TestResult:
-    """The queue rose after a restart: at once, or only after it had long worked again."""
-    since = restart.started_at + SETTLE_S
-    looks = facts.numbers(prefill, v.INFLIGHT_QUEUE_REQS, since=since, source=signs.LIVE)
-    empty = [look for look in looks if look.at < rose.at and look.value == 0]
-    done = _completed(facts, prefill, since, rose.at)
-    cited = (*restart.evidence[-1:], *(look.id for look in empty[-1:]), rose.id)
-    emptied = len(empty) >= EMPTY_LOOKS_MIN
-    if emptied and done is None:
-        why = f"the inflight queue was empty again until {clock(rose.at)}, by how much work is open"
-        ask = f"hand-offs completed by {prefill} since {clock(restart.started_at)}"
-        return unknown(test, "strong", why, ask)
-    if emptied and done is not None and done >= DOUBTED_MIN:
-        why = (
-            f"after the decode restart at {clock(restart.started_at)} {done:.0f} hand-offs "
-            f"completed and the inflight queue was empty again until {clock(rose.at)}"
-        )
-        # Decisive past CURED_MIN: neither mechanism lets a queue work that long and then fill.
-        return contradicts(test, "decisive" if done >= CURED_MIN else "strong", why, cited)
-    # Strong: the fault and the restart coincide to within seconds, in the right order.
-    why = (
-        f"{prefill}'s inflight queue was last empty just before {clock(rose.at)} and has not been "
-        f"since; the decode had been restarted alone at {clock(restart.started_at)}"
-    )
-    return supports(test, "strong", why, cited)
-
-
-def _completed(facts: Facts, prefill: str, since: float, until: float) -> float | None:
-    """Hand-offs completed in a stretch, by either counter of the prefill; None when uncounted."""
-    counts = [
-        signs.growth(samples).value
-        for name in (v.TRANSFERS_TOTAL, v.REQUESTS_TOTAL)
-        if len(samples := [s for s in facts.numbers(prefill, name, since=since) if s.at <= until])
-        > 1
-    ]
-    return max(counts, default=None)
 
 
 def forwards_still_run(facts: Facts, subject: str) -> TestResult:

@@ -1,17 +1,18 @@
-"""Stalls of a path: nothing completes (silent), or some hand-offs hang while others flow (partial).
+"""A silent stall: requests are held on a path, nothing completes on it, and a client waits.
 
-For: the two rules, each with a server-side and a client-side (or second process's) witness.
-Not for: naming the cause. What is *not* a stall: idle (nothing held), a burst (completions move),
-a long prefill (progress moves by whole chunks), a cold start, a member that is away.
+For: `silent-stall`. Not for: naming the cause, nor for paths on which anything still completes
+(`partial`). What is *not* a stall: idle (nothing held), a burst (completions move), a long prefill
+(progress moves by whole chunks), a cold start, a member that is away.
 """
 
 from typing import NamedTuple
 
 from tandem import signs
 from tandem.detect.candidate import Candidate, server
+from tandem.detect.settled import settled
 from tandem.detect.waiting import client_of, completed_probe, overdue_probe
 from tandem.facts import Facts, Reading
-from tandem.records import Path, Role, Thresholds, Witness
+from tandem.records import Path, Role, Thresholds
 from tandem.records import vocabulary as v
 
 BUSY_PATIENCE = 3.0
@@ -20,17 +21,8 @@ COLD_S = 60.0
 """A process this young that never completed anything and computes is still compiling."""
 SLOW_TRANSFERS = 5.0
 """A hand-off is overdue only past this many mean durations of those that completed."""
-STRETCHES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Windows tried for a partial stall, in `partial_floor_s`: busier paths need longer looks."""
-CHANCE_MAX = 1e-9
-"""A floor likelier than this under Little's law is traffic: at 1 Hz one false look in 30 years."""
-BURSTY = 2.0
-"""Real arrivals are burstier than Poisson: the mean in flight is taken this much larger."""
 QUEUES_SEEN_S = 15.0
 """An engine that showed live queues this lately shows them in general."""
-ORPHANED = 5.0
-"""How many `partial_floor_s` a hand-off may be held that no decode and no client knows of:
-longer than the leases engines are known to use (30 s)."""
 
 
 class _Pinned(NamedTuple):
@@ -41,35 +33,11 @@ class _Pinned(NamedTuple):
     evidence: tuple[int, ...]
 
 
-def stalls(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
-    """Every stall at this moment, one per cause: a silent one swallows the partial ones it is."""
-    silent = [
-        found for cell in facts.deployment.cells() if (found := _silent(facts, cell, thresholds))
-    ]
-    if silent:
-        return [_joined(facts, silent)]
-    prefills = facts.deployment.of(Role.PREFILL)
-    return [found for one in prefills if (found := _partial(facts, one.name, thresholds))]
-
-
-def settled_at(facts: Facts, member: str) -> float | None:
-    """When the present life of a member first answered; None when it has not yet.
-
-    From then on it can be judged: what was seen while it was away or starting is no stall.
-    """
-    life = facts.incarnation(member)
-    started_at = float("-inf") if life is None else life.started_at
-    asked = facts.rows(member, v.HEALTH_STATUS)
-    healthy = next((s.at for s in asked if s.value == 200 and s.at > started_at), None)
-    queues = (name for role in signs.QUEUES for name, _ in signs.QUEUES[role])
-    answered = [
-        samples[0].at
-        for name in (*queues, v.PROGRESS_TOKENS_TOTAL)
-        if (samples := facts.numbers(member, name, since=started_at))
-    ]
-    if not answered or (asked and healthy is None):
-        return None
-    return max(min(answered), healthy or float("-inf"))
+def silent(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
+    """The silence at this moment, as one candidate however many cells it spans; or none."""
+    cells = facts.deployment.cells()
+    found = [one for cell in cells if (one := _silent(facts, cell, thresholds))]
+    return [_joined(facts, found)] if found else []
 
 
 def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> Candidate | None:
@@ -78,7 +46,7 @@ def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> Candidate | Non
     typical_s = signs.transfer_s(facts, cell.prefill)
     floor_s = max(thresholds.floor_s, SLOW_TRANSFERS * typical_s)
     window_s = max(floor_s, thresholds.flat_s)
-    if not _settled(facts, members, window_s):
+    if not settled(facts, members, window_s):
         return None
     pinned = _pinned(facts, cell, floor_s)
     probe = overdue_probe(facts, cell.subject)
@@ -113,11 +81,6 @@ def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> Candidate | Non
         summary=summary + _health(facts, members, onset_at),
         witnesses=(waits, silence),
     )
-
-
-def _settled(facts: Facts, members: tuple[str, ...], window_s: float) -> bool:
-    since = [settled_at(facts, member) for member in members]
-    return all(at is not None and facts.now - at >= window_s for at in since)
 
 
 def _pinned(facts: Facts, cell: Path, floor_s: float) -> list[_Pinned]:
@@ -201,88 +164,6 @@ def _joined(facts: Facts, silent: list[Candidate]) -> Candidate:
         onset_at=first.onset_at,
         summary=f"{len(silent)} paths are silent; the first: {first.summary}",
         witnesses=first.witnesses,
-    )
-
-
-def _partial(facts: Facts, prefill: str, thresholds: Thresholds) -> Candidate | None:
-    """Some hand-offs of a prefill hang: more than traffic explains, and another process agrees."""
-    typical_s = signs.transfer_s(facts, prefill)
-    for times in STRETCHES:
-        window_s = max(thresholds.partial_floor_s, SLOW_TRANSFERS * typical_s) * times
-        held = _unexplained(facts, prefill, window_s)
-        if held is None:
-            continue
-        decodes = [one.name for one in facts.deployment.of(Role.DECODE)]
-        sure = [
-            (name, other)
-            for name in decodes
-            if _settled(facts, (prefill, name), window_s)
-            and (other := _other_side(facts, prefill, name, window_s, thresholds))
-        ]
-        if sure:
-            return _hanging(facts, prefill, sure, held)
-    return None
-
-
-def _unexplained(facts: Facts, prefill: str, window_s: float) -> Reading | None:
-    """The inflight floor over the window, when Little's law does not account for it."""
-    low = signs.floor(facts, prefill, v.INFLIGHT_QUEUE_REQS, window_s)
-    if low is None or low.value < 1:
-        return None
-    mean = signs.explained(facts, prefill, window_s)
-    if mean is None:
-        return None
-    # Looks closer together than one hand-off takes see the same hand-offs again.
-    looks = window_s / max(1.0, signs.transfer_s(facts, prefill))
-    likely = signs.chance(low.value, BURSTY * mean, looks)
-    return low if likely <= CHANCE_MAX else None
-
-
-def _other_side(
-    facts: Facts, prefill: str, decode: str, window_s: float, thresholds: Thresholds
-) -> Witness | None:
-    """Who else knows that hand-offs to this decode hang."""
-    probe = overdue_probe(facts, f"{prefill}>{decode}")
-    if probe is not None:
-        said = f"the probe of {prefill}>{decode} got no answer ({probe.value})"
-        return Witness(side="client", statement=said, evidence=(probe.id,))
-    waiting = signs.floor(facts, decode, v.TRANSFER_QUEUE_REQS, window_s)
-    if waiting is None:
-        return None
-    if waiting.value > 0:
-        return server(
-            f"{decode} has waited for {waiting.value:.0f} or more hand-offs for {window_s:.0f} s",
-            waiting.evidence,
-        )
-    if window_s >= ORPHANED * thresholds.partial_floor_s:
-        return server(
-            f"{decode} waits for none of them: its transfer queue was empty within the last "
-            f"{window_s:.0f} s",
-            waiting.evidence,
-        )
-    return None
-
-
-def _hanging(
-    facts: Facts, prefill: str, sure: list[tuple[str, Witness]], held: Reading
-) -> Candidate:
-    decodes = [name for name, _ in sure]
-    subject = f"{prefill}>{decodes[0]}" if len(decodes) == 1 else prefill
-    rose = signs.risen(facts, prefill, v.INFLIGHT_QUEUE_REQS)
-    onset_at = facts.now if rose is None else rose.at
-    moved = facts.growth(prefill, v.TRANSFERS_TOTAL, since=onset_at)
-    others = "" if moved is None else f" while {moved.value:.0f} others completed"
-    statement = (
-        f"{prefill}'s inflight queue was never below {held.value:.0f} "
-        f"in the last {facts.now - onset_at:.0f} s{others}"
-    )
-    return Candidate(
-        kind="partial-stall",
-        subject=subject,
-        members=(prefill, *decodes),
-        onset_at=onset_at,
-        summary=f"some hand-offs on {subject} never end: {statement}, and {sure[0][1].statement}",
-        witnesses=(sure[0][1], server(statement, held.evidence)),
     )
 
 
