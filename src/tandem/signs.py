@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tandem.facts import Facts, Reading, Sample
-from tandem.records import Role
+from tandem.records import Observation, Role
 from tandem.records import vocabulary as v
 
 HEALTH_TOKENS_PER_S = 2.5
@@ -184,13 +184,14 @@ def lives(facts: Facts, member: str) -> tuple[Life, ...]:
     start seen both ways is one life: a ledger row within 5 s of a start time says nothing new.
     """
     found: dict[str, Life] = {}
-    for seen in facts.rows(member, v.STARTED_AT):
-        if isinstance(seen.value, bool) or not isinstance(seen.value, int | float):
+    for name, rows in itertools.groupby(facts.rows(member, v.STARTED_AT), key=_life_named):
+        seen = list(rows)
+        started_at = seen[0].value
+        if name is None or isinstance(started_at, bool) or not isinstance(started_at, int | float):
             continue
-        name = seen.incarnation or f"start:{seen.value:.1f}"
         first = found.get(name)
-        cited = (seen.id,) if first is None else (first.evidence[0], seen.id)
-        found[name] = Life(name, float(seen.value), seen.at, cited)
+        cited = (seen[0].id if first is None else first.evidence[0], seen[-1].id)
+        found[name] = Life(name, float(started_at), seen[-1].at, tuple(dict.fromkeys(cited)))
     for change in facts.changes_of(member):
         if change.kind not in ("restart", "start"):
             continue
@@ -199,6 +200,11 @@ def lives(facts: Facts, member: str) -> tuple[Life, ...]:
         if name not in found and not near:
             found[name] = Life(name, change.at, change.at, ())
     return tuple(sorted(found.values(), key=lambda life: (life.started_at, life.id)))
+
+
+def _life_named(seen: Observation) -> str | None:
+    """Which life a start time speaks of; None when it was not seen."""
+    return None if seen.missing is not None else seen.incarnation or f"start:{seen.value}"
 
 
 def ends(facts: Facts, subject: str) -> tuple[str | None, str | None]:

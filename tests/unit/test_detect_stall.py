@@ -330,6 +330,16 @@ class TestMatrix:
         assert finding.kind == "silent-stall"
         assert finding.subject == PREFILL
 
+    def test_a_cell_that_both_ends_hold_is_the_silent_one(self):
+        """Where one prefill and one decode hold requests, their cell is named, not its row."""
+        scene = still(serving(prefills=2, decodes=2))
+        scene.prefill.queues, scene.decode.queues = {"inflight": 4.0}, {"transfer": 4.0}
+        scene.offered, scene.active = 0.0, 4.0
+        scene.probes = dict.fromkeys(scene.probes, "stuck")
+        [(_, finding)] = watched(scene.run(12))
+
+        assert (finding.kind, finding.subject) == ("silent-stall", CELL)
+
     def test_a_partial_stall_names_the_cell_whose_probe_hangs(self):
         """With two decodes the stuck probe tells to which one hand-offs hang."""
         scene = serving(prefills=1, decodes=2)

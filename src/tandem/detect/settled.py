@@ -22,8 +22,9 @@ def settled_at(facts: Facts, member: str) -> float | None:
     """
     life = facts.incarnation(member)
     started_at = float("-inf") if life is None else life.started_at
-    asked = facts.rows(member, v.HEALTH_STATUS)
-    healthy = next((s.at for s in asked if s.value == 200 and s.at > started_at), None)
+    asked = facts.numbers(member, v.HEALTH_STATUS)
+    since = facts.numbers(member, v.HEALTH_STATUS, since=started_at)
+    healthy = next((look.at for look in since if look.value == 200), None)
     queues = (name for role in signs.QUEUES for name, _ in signs.QUEUES[role])
     answered = [
         samples[0].at

@@ -26,8 +26,9 @@ QUEUES_SEEN_S = 15.0
 
 
 class _Pinned(NamedTuple):
-    """A queue that never emptied: what to say of it, when it last was empty, and the evidence."""
+    """A queue that never emptied: whose, what to say of it, since when, and the evidence."""
 
+    member: str
     said: str
     rose_at: float
     evidence: tuple[int, ...]
@@ -37,11 +38,17 @@ def silent(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
     """The silence at this moment, as one candidate however many cells it spans; or none."""
     cells = facts.deployment.cells()
     found = [one for cell in cells if (one := _silent(facts, cell, thresholds))]
-    return [_joined(facts, found)] if found else []
+    # Where both ends of a cell hold requests, the silence of its row and column is the same one.
+    both = [one for one, ends in found if ends == 2]
+    silent_cells = both or [one for one, _ in found]
+    return [_joined(facts, silent_cells)] if silent_cells else []
 
 
-def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> Candidate | None:
-    """Requests are held, nothing completes on either engine, and a client waits."""
+def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> tuple[Candidate, int] | None:
+    """Requests are held, nothing completes on either engine, and a client waits.
+
+    With the candidate, how many of the two ends hold requests.
+    """
     members = (cell.prefill, cell.decode)
     typical_s = signs.transfer_s(facts, cell.prefill)
     floor_s = max(thresholds.floor_s, SLOW_TRANSFERS * typical_s)
@@ -73,7 +80,7 @@ def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> Candidate | Non
         (*(cite for one in pinned for cite in one.evidence), *flat),
     )
     summary = f"nothing completes on {cell.subject}: {_and(held)}, {waits.statement}"
-    return Candidate(
+    candidate = Candidate(
         kind="silent-stall",
         subject=cell.subject,
         members=members,
@@ -81,6 +88,7 @@ def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> Candidate | Non
         summary=summary + _health(facts, members, onset_at),
         witnesses=(waits, silence),
     )
+    return candidate, len({one.member for one in pinned})
 
 
 def _pinned(facts: Facts, cell: Path, floor_s: float) -> list[_Pinned]:
@@ -97,7 +105,7 @@ def _pinned(facts: Facts, cell: Path, floor_s: float) -> list[_Pinned]:
                 f"{member}'s {label} was never below {low.value:.0f} "
                 f"in the last {facts.now - since.at:.0f} s"
             )
-            found.append(_Pinned(said, rose.at, low.evidence))
+            found.append(_Pinned(member, said, rose.at, low.evidence))
     return found
 
 

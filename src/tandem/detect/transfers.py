@@ -55,16 +55,21 @@ def _rising(facts: Facts, cell: Path) -> Candidate | None:
 
 def _rises(facts: Facts, cell: Path, member: str) -> list[tuple[Sample, float]]:
     """Each look at which the failure counter had risen, no restart near, with by how much."""
-    since = facts.now - RISING_S
-    starts = [
-        life.started_at for name in (cell.prefill, cell.decode) for life in signs.lives(facts, name)
-    ]
-    samples = facts.numbers(member, v.TRANSFER_FAILED_TOTAL, since=since)
-    return [
+    samples = facts.numbers(member, v.TRANSFER_FAILED_TOTAL, since=facts.now - RISING_S)
+    rises = [
         (later, later.value - earlier.value)
         for earlier, later in itertools.pairwise(samples)
         if later.value > earlier.value
-        and not any(abs(later.at - at) < RESTART_SHADOW_S for at in starts)
+    ]
+    if not rises:
+        return []
+    starts = [
+        life.started_at for name in (cell.prefill, cell.decode) for life in signs.lives(facts, name)
+    ]
+    return [
+        (later, by)
+        for later, by in rises
+        if not any(abs(later.at - at) < RESTART_SHADOW_S for at in starts)
     ]
 
 
