@@ -72,7 +72,7 @@ p, li { overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .6rem;
-  border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
+  border-bottom: 1px solid var(--line); overflow-wrap: break-word; }
 th { color: var(--soft); font-weight: 600; }
 code { background: var(--tint); border-radius: 3px; padding: .05em .3em; font-size: .9em; }
 a { color: var(--link); }
