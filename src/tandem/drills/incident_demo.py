@@ -54,6 +54,7 @@ async def _follow(story: Story, root: Path) -> None:
                 after = event.id
                 if event.kind != "restart":
                     story.tell(event.kind, event.text)
+            story.look_at_clients()
             await asyncio.sleep(POLL_S)
     finally:
         store.close()
