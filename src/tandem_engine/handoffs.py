@@ -69,13 +69,15 @@ class Handoffs:
         memory: Callable[[], Memory],
         open_sender: Callable[[str], Sender],
         tell: Callable[[str, ToDecode], None],
+        cut: Callable[[str], None],
         failed: Callable[[int, str], None],
     ) -> None:
-        """`tell` sends to an agent; `failed` hears of rooms that end by their decode."""
+        """`tell` and `cut` reach an agent's connection; `failed` hears of rooms that end by it."""
         self._slots = slots
         self._memory = memory
         self._open_sender = open_sender
         self._tell = tell
+        self._cut = cut
         self._failed = failed
         self.peers = Peers(memory)
         self._senders: dict[str, Sender] = {}
@@ -252,3 +254,5 @@ class Handoffs:
             sender = self._senders.pop(peer.agent, None)
             if sender is not None:
                 sender.close()
+            # If it lives after all, it connects and announces itself again.
+            self._cut(peer.agent)

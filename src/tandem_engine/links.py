@@ -140,6 +140,8 @@ class Links:
                 writer.close()
             lost = f"Lost connection with prefill instance (bootstrap_addr: {bootstrap})"
             self._tell("link_lost", bootstrap, lost)
+            # Not at once: a prefill that refuses this agent must not be hammered.
+            await asyncio.sleep(min(1.0, self._timeouts.heartbeat_s))
         self._tell(
             "link_failed",
             bootstrap,

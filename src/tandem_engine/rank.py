@@ -70,6 +70,10 @@ class Rank:
         """Send to an agent, if it is connected; from any thread."""
         self._thread.call(self._tell, agent, message)
 
+    def cut(self, agent: str) -> None:
+        """Close the connection of an agent, if there is one; from any thread."""
+        self._thread.call(self._close, agent)
+
     def close(self) -> None:
         """Close every connection and end the thread."""
         self._thread.call(self._server.close)
@@ -79,6 +83,11 @@ class Rank:
         writer = self._writers.get(agent)
         if writer is not None:
             send(writer, message)
+
+    def _close(self, agent: str) -> None:
+        writer = self._writers.pop(agent, None)
+        if writer is not None:
+            writer.close()
 
     async def _serve(self, listener: socket.socket) -> None:
         self._server = await asyncio.start_server(self._connected, sock=listener)

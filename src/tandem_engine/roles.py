@@ -78,6 +78,7 @@ class PrefillRole:
             memory=worker.switchboard.peer_memory,
             open_sender=open_sender,
             tell=self._tell,
+            cut=self._cut,
             failed=self._failed,
         )
         self.phase = Prefill(
@@ -114,6 +115,10 @@ class PrefillRole:
 
     def _failed(self, room: int, reason: str) -> None:
         self.phase.failed(room, reason)
+
+    def _cut(self, agent: str) -> None:
+        if self._rank is not None:
+            self._rank.cut(agent)
 
     def _tell(self, agent: str, message: ToDecode) -> None:
         if self._rank is not None:

@@ -17,6 +17,8 @@ import pytest
 
 from tandem_engine.config import Settings, Timeouts
 from tandem_engine.faults import Switchboard
+from tandem_engine.model import Feed
+from tandem_engine.toy import ToyModel
 from tandem_engine.worker import Worker
 
 ROOMS = itertools.count(1)
@@ -206,3 +208,18 @@ async def call(app: Any, method: str, target: str, body: bytes = b"") -> Answer:
     await app(scope, receive, send)
     text = b"".join(message.get("body", b"") for message in sent)
     return Answer(sent[0]["status"], text.decode())
+
+
+def greedy(prompt: str, count: int) -> list[int]:
+    """What one model alone says."""
+    model = ToyModel(context_length=512, sequences_max=1)
+    tokens = model.tokenize(prompt, special=True)
+    said: list[int] = []
+    fed = tokens
+    while len(said) < count:
+        row = None
+        for start in range(0, len(fed), 256):
+            row = model.step([Feed(0, fed[start : start + 256], model.length(0))])[0][-1]
+        said.append(int(row.argmax()))
+        fed = said[-1:]
+    return said

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.pairs import ROOMS, Pair, pair
-from tandem_engine.model import Feed
-from tandem_engine.toy import ToyModel
+from engine.pairs import ROOMS, Pair, greedy, pair
 
 PROMPTS = [
     "hello",
@@ -22,21 +20,6 @@ PROMPTS = [
 ANSWER_S = 1.0
 STEP_COST_S = 0.001
 """Long enough that events fall into steps, as on a real model."""
-
-
-def greedy(prompt: str, count: int) -> list[int]:
-    """What one model alone says."""
-    model = ToyModel(context_length=512, sequences_max=1)
-    tokens = model.tokenize(prompt, special=True)
-    said: list[int] = []
-    fed = tokens
-    while len(said) < count:
-        row = None
-        for start in range(0, len(fed), 256):
-            row = model.step([Feed(0, fed[start : start + 256], model.length(0))])[0][-1]
-        said.append(int(row.argmax()))
-        fed = said[-1:]
-    return said
 
 
 def failed(task: asyncio.Task[Any]) -> bool:
