@@ -155,6 +155,19 @@ class TestRouterDisagrees:
 
         assert opened(scene.run(20)) == []
 
+    def test_probes_that_fail_with_a_restart_are_not_a_disagreement(self):
+        """Two routed probes that fail as the decode dies, and direct ones that work after."""
+        scene = serving().run(1)
+        scene.decode.alive = False
+        scene.probes = dict.fromkeys(scene.probes, None)
+        scene.run(2)
+        for _ in range(2):
+            scene.see("probe", ROUTER, v.PROBE, "failed")
+        scene.restart(DECODE, away_s=2).run(4)
+        scene.probes[CELL] = "completed"
+
+        assert opened(scene.run(20)) == []
+
     @pytest.mark.parametrize("queue", ["inflight", "waiting"])
     def test_engines_that_hold_requests_clear_the_router(self, queue):
         """While an engine holds requests the router is not accused."""

@@ -5,6 +5,7 @@ For: `router-disagrees`. Not for: a router that is down (`down`), or a stalled p
 
 from tandem import signs
 from tandem.detect.candidate import Candidate, client, server
+from tandem.detect.settled import settled_at
 from tandem.detect.waiting import PROBE_FRESH_S, completed_probe
 from tandem.facts import Facts
 from tandem.records import Member, Observation, Role, Thresholds
@@ -12,6 +13,11 @@ from tandem.records import vocabulary as v
 
 MISSES_MIN = 2
 """Routed probes that must go wrong in a row: one may have met a blip that is over."""
+MISSED = ("late", "stuck", "failed")
+CALM_S = 5.0
+"""After an engine came back, probes sent meanwhile may still fail for this long."""
+APART_S = 2.0
+"""Two misses closer together than this are one event."""
 
 
 def disagreements(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
@@ -23,9 +29,6 @@ def disagreements(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
 def _disagrees(facts: Facts, router: Member, thresholds: Thresholds) -> Candidate | None:
     misses = _misses(facts, router.name)
     if len(misses) < MISSES_MIN or facts.now - misses[-1].at > PROBE_FRESH_S:
-        return None
-    life = facts.incarnation(router.name)
-    if life is not None and facts.now - life.started_at < signs.STARTED_LATELY_S:
         return None
     alive = facts.latest(router.name, v.ALIVE)
     answer = facts.last(router.name, v.ROUTER_REQUESTS_TOTAL)
@@ -66,11 +69,22 @@ def _disagrees(facts: Facts, router: Member, thresholds: Thresholds) -> Candidat
 
 
 def _misses(facts: Facts, router: str) -> list[Observation]:
-    """The probes through a router that went wrong since the last that completed."""
+    """The probes through a router that went wrong since the last that completed.
+
+    Not those of a time when a member was away or had just come back, and of several at once one.
+    """
+    life = facts.incarnation(router)
+    calm_since = float("-inf") if life is None else life.started_at + signs.STARTED_LATELY_S
+    for engine in facts.deployment.members:
+        if engine.role is not Role.ROUTER:
+            answered_at = settled_at(facts, engine.name)
+            if answered_at is None:
+                return []
+            calm_since = max(calm_since, answered_at + CALM_S)
     misses: list[Observation] = []
     for seen in reversed(facts.rows(router, v.PROBE)):
-        if seen.value == "completed":
+        if seen.value == "completed" or seen.at < calm_since:
             break
-        if seen.value in ("late", "stuck", "failed"):
+        if seen.value in MISSED and (not misses or misses[0].at - seen.at >= APART_S):
             misses.insert(0, seen)
     return misses

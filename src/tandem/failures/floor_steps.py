@@ -24,7 +24,7 @@ from tandem.failures.answers import (
     supports,
     unknown,
 )
-from tandem.records import TestResult
+from tandem.records import Role, TestResult
 from tandem.records import vocabulary as v
 
 TAIL_S = 9.0
@@ -115,14 +115,28 @@ def _held_after(
 
 
 def _completed(facts: Facts, prefill: str, since: float, until: float) -> float | None:
-    """Hand-offs completed in a stretch, by either counter of the prefill; None when uncounted."""
+    """Hand-offs completed in a stretch, by whoever counted most; None when nobody did.
+
+    The prefill counts them, the decodes and the router count the requests that needed them, and a
+    completed probe is one.
+    """
+    counters = [(prefill, v.TRANSFERS_TOTAL), (prefill, v.REQUESTS_TOTAL)]
+    counters += [(one.name, v.REQUESTS_TOTAL) for one in facts.deployment.of(Role.DECODE)]
+    counters += [(one.name, v.ROUTER_RESPONSES_TOTAL) for one in facts.deployment.of(Role.ROUTER)]
     counts = [
         signs.growth(samples).value
-        for name in (v.TRANSFERS_TOTAL, v.REQUESTS_TOTAL)
-        if len(samples := [s for s in facts.numbers(prefill, name, since=since) if s.at <= until])
+        for member, name in counters
+        if len(samples := [s for s in facts.numbers(member, name, since=since) if s.at <= until])
         > 1
     ]
-    return max(counts, default=None)
+    probes = [
+        seen
+        for cell in facts.deployment.cells()
+        if cell.prefill == prefill
+        for seen in facts.rows(cell.subject, v.PROBE)
+        if since <= seen.at <= until and seen.value == "completed"
+    ]
+    return max([*counts, float(len(probes))] if counts or probes else [], default=None)
 
 
 class Steps(NamedTuple):
