@@ -129,7 +129,9 @@ def _seconds(text: str) -> float:
 
 def parser_of(mode: Mode, prog: str) -> argparse.ArgumentParser:
     """The flags of one role."""
-    parser = _Parser(prog=prog, description=f"Serve the {mode} side of a PD pair.")
+    parser = _Parser(
+        prog=prog, allow_abbrev=False, description=f"Serve the {mode} side of a PD pair."
+    )
     add = parser.add_argument
     add("--model-path", "--model", required=True, metavar="smollm2|toy|PATH",
         help="the SmolLM2 wheel, the hash model, or a GGUF file")  # fmt: skip
@@ -151,7 +153,7 @@ def parser_of(mode: Mode, prog: str) -> argparse.ArgumentParser:
         help="sequences in one step (default: %(default)s)")  # fmt: skip
     add("--max-total-tokens", type=_at_least(64), default=8192,
         help="KV cells (default: %(default)s)")  # fmt: skip
-    add("--context-length", type=_at_least(16), help="longest sequence (default: the model's)")
+    add("--context-length", type=_at_least(16), help="longest sequence, tokens (default: 2048)")
     add("--chunked-prefill-size", type=_at_least(1, CHUNK_TOKENS_MAX), default=CHUNK_TOKENS_MAX,
         help="prompt tokens in one step (default: %(default)s)")  # fmt: skip
     add("--decode-log-interval", dest="decode_log_steps", type=_at_least(1), default=40,
