@@ -1,28 +1,33 @@
 """One incident from its evidence to its report: seal, diagnose, plan, repair, verify, report.
 
 For: what the loop does once something was found, and what a person asks for by hand.
-Not for: noticing (`loop.py`), or knowing any engine, router or supervisor by name (`wiring.py`).
+Not for: noticing (`loop.py`), finishing what was cut short (`unfinished.py`), or knowing any
+engine, router or supervisor by name (`wiring.py`).
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
 
 from tandem.diagnose import diagnose
-from tandem.errors import RefusedError
+from tandem.errors import Bug, RefusedError, TandemError
 from tandem.facts import Facts
-from tandem.parts import Parts, Tell, look_back, say
+from tandem.lost import FRESH_S, lost_requests
+from tandem.parts import Parts, Tell, look, say
 from tandem.plan import plan_repair
 from tandem.ports import Harvest
 from tandem.records import (
     Diagnosis,
     Finding,
     Incident,
+    Intent,
     LostRequest,
     Member,
+    Observation,
+    Outcome,
     Plan,
-    Role,
     Verification,
 )
 from tandem.records import vocabulary as v
@@ -32,6 +37,9 @@ from tandem.report.document import publish
 from tandem.store import load_incident
 from tandem.verify import verify
 
+STACKS_SHARE = 0.5
+"""The share of `[evidence] seconds` that stacks may take; sealing has the rest."""
+
 
 async def open_incident(
     parts: Parts,
@@ -40,10 +48,11 @@ async def open_incident(
     tell: Tell,
     *,
     window_s: float | None = None,
-) -> Incident:
+) -> tuple[Incident, Facts]:
     """Evidence, seal, diagnosis and plan of one finding: nothing is touched.
 
     `window_s` is how far back the sealed observations reach, `[evidence] window_s` unless given.
+    Gives the facts as sealed beside the incident. Raises `WorldError` when nothing could be sealed.
     """
     now = parts.clock.now()
     incident = Incident(
@@ -54,21 +63,43 @@ async def open_incident(
         hunch=hunch,
     )
     parts.store.save(incident)
-    say(parts, tell, "evidence", "taking evidence before anything is touched", incident=incident.id)
-    await _take_evidence(parts)
+    try:
+        said = "taking evidence before anything is touched"
+        say(parts, tell, "evidence", said, incident=incident.id)
+        incident = await _sealed(parts, incident, window_s, tell)
+        return _judged(parts, incident, tell)
+    except BaseException:
+        # Whatever cut it short: a folder that stays "open" would never be forgotten.
+        with contextlib.suppress(TandemError):
+            parts.store.save(msgspec.structs.replace(incident, state="failed"))
+        raise
+
+
+async def _sealed(parts: Parts, incident: Incident, window_s: float | None, tell: Tell) -> Incident:
+    """Take the last of the evidence and seal it, all within `[evidence] seconds`."""
+    bound_s = parts.settings.evidence.seconds
+    ends_at = parts.clock.now() + bound_s
+    parts.store.append(await _stacks(parts, bound_s * STACKS_SHARE))
+    parts.store.append(await parts.collector.tick())
     now = parts.clock.now()
-    deadline_s = parts.settings.evidence.seconds
     seal = await asyncio.to_thread(
-        parts.store.seal, incident, now=now, deadline_s=deadline_s, window_s=window_s
+        parts.store.seal,
+        incident,
+        now=now,
+        deadline_s=max(ends_at - now, bound_s * (1.0 - STACKS_SHARE)),
+        window_s=window_s,
     )
     incident = msgspec.structs.replace(incident, seal=seal)
     parts.store.save(incident)
     said = f"evidence sealed: {seal.observations} observations, sha256 {seal.sha256[:12]}"
     say(parts, tell, "sealed", said, incident=incident.id)
-    return await judge(parts, incident, tell)
+    for left_out in seal.left_out:
+        said = f"left out of the evidence: {left_out}"
+        say(parts, tell, "left-out", said, incident=incident.id)
+    return incident
 
 
-async def judge(parts: Parts, incident: Incident, tell: Tell) -> Incident:
+def _judged(parts: Parts, incident: Incident, tell: Tell) -> tuple[Incident, Facts]:
     """Diagnose and plan from the sealed folder alone."""
     _, facts = load_incident(parts.store.folder(incident.id))
     findings = (incident.finding,) if incident.finding else ()
@@ -77,7 +108,7 @@ async def judge(parts: Parts, incident: Incident, tell: Tell) -> Incident:
     incident = msgspec.structs.replace(incident, diagnosis=diagnosis, plan=plan, state="advised")
     parts.store.save(incident)
     _tell_diagnosis(parts, incident, diagnosis, plan, tell)
-    return incident
+    return incident, facts
 
 
 def _tell_diagnosis(
@@ -97,20 +128,26 @@ def _tell_diagnosis(
     say(parts, tell, "plan", said, incident=incident.id, scope=plan.scope)
 
 
-async def _take_evidence(parts: Parts) -> None:
-    """Stacks of every member, then one more look; bounded, and a failure is evidence too."""
-    bound_s = parts.settings.evidence.seconds
+async def _stacks(parts: Parts, bound_s: float) -> Harvest:
+    """The stacks of every member; that they could not be had in time is evidence too."""
     members = parts.settings.deployment.members
-    stacks = asyncio.create_task(_bounded_stacks(parts, members, bound_s))
-    parts.store.append(await stacks)
-    parts.store.append(await parts.collector.tick())
-
-
-async def _bounded_stacks(parts: Parts, members: Sequence[Member], bound_s: float) -> Harvest:
     try:
         return await asyncio.wait_for(parts.take_stacks(members), bound_s)
     except TimeoutError:
-        return Harvest()
+        return _no_stacks(parts, members, f"they were not taken within {bound_s:g} s")
+    # A broken tool must not keep the rest of the evidence from being sealed.
+    except Exception as error:  # noqa: BLE001
+        return _no_stacks(parts, members, f"taking them broke: {type(error).__name__}: {error}")
+
+
+def _no_stacks(parts: Parts, members: Sequence[Member], why: str) -> Harvest:
+    at = parts.clock.now()
+    return Harvest(
+        tuple(
+            Observation(source="stack", subject=one.name, name=v.STACK, at=at, missing=why)
+            for one in members
+        )
+    )
 
 
 def why_not_automatic(parts: Parts, incident: Incident) -> str | None:
@@ -125,7 +162,7 @@ def why_not_automatic(parts: Parts, incident: Incident) -> str | None:
     recent = [
         one
         for one in parts.store.incidents()
-        if one.id != incident.id and one.outcomes and one.opened_at > hour_ago
+        if one.id != incident.id and one.outcomes and one.outcomes[-1].ended_at > hour_ago
     ]
     allowed = parts.settings.policy.repairs_per_hour
     if len(recent) >= allowed:
@@ -134,11 +171,17 @@ def why_not_automatic(parts: Parts, incident: Incident) -> str | None:
 
 
 async def run_repair(
-    parts: Parts, incident: Incident, *, tell: Tell, resume: bool = False
+    parts: Parts,
+    incident: Incident,
+    *,
+    tell: Tell,
+    facts: Facts | None = None,
+    resume: bool = False,
 ) -> Incident:
     """Run an incident's plan under the repair lock, prove it, and write it down.
 
-    Raises `RefusedError` when another repair holds the lock or there is nothing to run.
+    `facts` are those of its seal, where they are at hand. Raises `RefusedError` when another repair
+    holds the lock or there is nothing to run.
     """
     plan = incident.plan
     if plan is None or not plan.steps:
@@ -147,11 +190,31 @@ async def run_repair(
             next_step=f"Read why: tandem plan {incident.id}.",
         )
     with parts.store.lock("repair"):
+        # What is in flight now is what the first stop will kill.
+        await look(parts)
         incident = msgspec.structs.replace(incident, state="repairing")
         parts.store.save(incident)
-        lost = lost_requests(look_back(parts))
         say(parts, tell, "repair", f"repairing {plan.scope}: {len(plan.steps)} steps")
-        outcomes = await repair(
+        outcomes = await _outcomes(parts, incident, plan, tell, resume=resume)
+        repaired = succeeded(plan, outcomes)
+        incident = msgspec.structs.replace(
+            incident, outcomes=outcomes, state="repaired" if repaired else "failed"
+        )
+        parts.store.save(incident)
+        if repaired:
+            incident = await _prove(parts, incident, tell)
+        else:
+            held = outcomes[-1].detail if outcomes else "no step ran"
+            said = f"the repair stopped and needs a person: {held}"
+            say(parts, tell, "failed", said, incident=incident.id)
+    return await write_down(parts, incident, tell=tell, facts=facts)
+
+
+async def _outcomes(
+    parts: Parts, incident: Incident, plan: Plan, tell: Tell, *, resume: bool
+) -> tuple[Outcome, ...]:
+    try:
+        return await repair(
             plan,
             parts.hands,
             parts.store.journal_for(incident.id),
@@ -160,28 +223,28 @@ async def run_repair(
             settings=parts.settings,
             resume=resume,
         )
-        repaired = succeeded(plan, outcomes)
-        incident = msgspec.structs.replace(
-            incident, outcomes=outcomes, state="repaired" if repaired else "failed"
-        )
-        parts.store.save(incident)
-        if repaired:
-            incident = await _prove(parts, incident, lost, tell)
-        else:
-            held = outcomes[-1].detail if outcomes else "no step ran"
-            said = f"the repair stopped and needs a person: {held}"
-            say(parts, tell, "failed", said, incident=incident.id)
+    except (RefusedError, Bug):
+        # This plan can never be carried out here: "repairing" would have it tried for ever.
+        parts.store.save(msgspec.structs.replace(incident, state="failed"))
+        raise
+
+
+async def run_proof(parts: Parts, incident: Incident, *, tell: Tell) -> Incident:
+    """Prove a repair whose proof was cut short, and write it down.
+
+    Raises `RefusedError` when another repair holds the lock.
+    """
+    with parts.store.lock("repair"):
+        incident = await _prove(parts, incident, tell)
     return await run_report(parts, incident, tell=tell)
 
 
-async def _prove(
-    parts: Parts, incident: Incident, lost: tuple[LostRequest, ...], tell: Tell
-) -> Incident:
+async def _prove(parts: Parts, incident: Incident, tell: Tell) -> Incident:
     began, ended = incident.outcomes[0].started_at, incident.outcomes[-1].ended_at
     scope = incident.plan.scope if incident.plan else ""
     said = f"{scope} restarted in {ended - began:.1f} s; proving it under load"
     say(parts, tell, "repaired", said, incident=incident.id)
-    verification = await run_verify(parts, tell=tell, lost=lost)
+    verification = await run_verify(parts, tell=tell, lost=_lost(parts, incident))
     state = "closed" if verification.passed else "failed"
     incident = msgspec.structs.replace(incident, verification=verification, state=state)
     parts.store.save(incident)
@@ -208,9 +271,27 @@ async def run_verify(
     )
 
 
-async def run_report(parts: Parts, incident: Incident, *, tell: Tell) -> Incident:
-    """Write the incident into the living document and commit it."""
-    _, facts = load_incident(parts.store.folder(incident.id))
+def _lost(parts: Parts, incident: Incident) -> tuple[LostRequest, ...]:
+    """The requests in flight just before the first stop, from what was collected then."""
+    records = parts.store.journal_for(incident.id).records()
+    stops = [one.at for one in records if isinstance(one, Intent) and one.step.startswith("stop:")]
+    if not stops or incident.plan is None:
+        return ()
+    now = parts.clock.now()
+    facts = parts.store.facts(now=now, window_s=now - stops[0] + FRESH_S)
+    return lost_requests(facts.at(stops[0]), incident.plan)
+
+
+async def run_report(
+    parts: Parts, incident: Incident, *, tell: Tell, facts: Facts | None = None
+) -> Incident:
+    """Write the incident into the living document and commit it.
+
+    `facts` are those of its seal; read from its folder when they are not at hand. Raises
+    `WorldError` when the document cannot be written.
+    """
+    if facts is None:
+        _, facts = load_incident(parts.store.folder(incident.id))
     rendered = render(incident, facts)
     reference = await asyncio.to_thread(
         publish, rendered, parts.settings, parts.store.folder(incident.id)
@@ -223,20 +304,12 @@ async def run_report(parts: Parts, incident: Incident, *, tell: Tell) -> Inciden
     return incident
 
 
-def lost_requests(facts: Facts) -> tuple[LostRequest, ...]:
-    """The requests that a restart will kill, as far as anyone but their clients can count them."""
-    counted = []
-    held = (
-        (Role.ROUTER, v.ROUTER_ACTIVE_REQS, "in the router's hands"),
-        (Role.PREFILL, v.INFLIGHT_QUEUE_REQS, "computed, waiting for their hand-off"),
-        (Role.PREFILL, v.BOOTSTRAP_QUEUE_REQS, "waiting for the decode's metadata"),
-        (Role.DECODE, v.TRANSFER_QUEUE_REQS, "waiting for their KV"),
-        (Role.DECODE, v.RUNNING_REQS, "decoding"),
-    )
-    for role, name, what in held:
-        for member in facts.deployment.of(role):
-            seen = facts.latest(member.name, name)
-            if seen is not None and isinstance(seen.value, int | float) and seen.value > 0:
-                count = int(seen.value)
-                counted.append(LostRequest(subject=member.name, count=count, detail=what))
-    return tuple(counted)
+async def write_down(
+    parts: Parts, incident: Incident, *, tell: Tell, facts: Facts | None = None
+) -> Incident:
+    """Report it; a document that cannot be written is told, and undoes nothing of the rest."""
+    try:
+        return await run_report(parts, incident, tell=tell, facts=facts)
+    except TandemError as error:
+        say(parts, tell, "failed", str(error), incident=incident.id)
+        return incident

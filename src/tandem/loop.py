@@ -5,19 +5,28 @@ For: `watch`, and one turn of it by hand (`investigate`). Not for: what happens 
 """
 
 import asyncio
-import contextlib
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from tandem.detect import detect
 from tandem.errors import TandemError
-from tandem.handling import open_incident, run_repair, run_report, why_not_automatic
-from tandem.parts import DETECT_WINDOW_S, Parts, Tell, look, say
-from tandem.records import Finding, Incident
+from tandem.facts import Facts
+from tandem.handling import open_incident, run_repair, why_not_automatic, write_down
+from tandem.parts import DETECT_WINDOW_S, STANDING, Parts, Tell, look, say
+from tandem.records import Finding, Incident, Outcome
+from tandem.unfinished import finish, unfinished
 
 LOOK_S = 14.0
 """How long `investigate` looks when nobody watched: every threshold of detect, and a margin."""
+PAUSE_S = 60.0
+"""How long after a handling that broke the loop tries again; doubled each time, up to the most."""
+PAUSE_S_MAX = 3600.0
+STALLS = ("partial-stall", "silent-stall")
+END_S = 60.0
+"""How long a step under way may take to its end when the watching ends."""
 
 
 async def watch(
@@ -25,10 +34,10 @@ async def watch(
 ) -> None:
     """Run the loop until cancelled (or for `turns_max` turns): one turn each watch interval.
 
-    Raises `RefusedError` when another watch runs on the same store.
+    What a killed Tandem left half done is finished first. Raises `RefusedError` when another watch
+    runs on the same store.
     """
     with parts.store.lock("watch"):
-        await _resume(parts, tell)
         watcher = _Watcher(parts, hunch, tell)
         say(parts, tell, "watching", f"watching {parts.settings.deployment.name}")
         turns = 0
@@ -53,10 +62,39 @@ class _Watcher:
         self.open: tuple[Finding, ...] = tuple(parts.store.open_findings())
         self.blind_until = 0.0
         self.handling: asyncio.Task[Incident] | None = None
-        self.handled: set[str] = set()
+        self.handled = self._written_down()
+        """Subjects of open findings that have had their incident."""
+        self.broken: set[str] = set()
+        """Those of them whose handling broke: tried again after a pause."""
+        self.again_at: float | None = 0.0
+        """When to look for what is left half done; None when nothing can be."""
+        self.pause_s = PAUSE_S
+        self.stumbled = ""
+
+    def _written_down(self) -> set[str]:
+        """The open findings that an earlier watch has dealt with."""
+        known = {one.id for one in self.open}
+        return {
+            one.finding.subject
+            for one in self.parts.store.incidents()
+            if one.finding is not None and one.finding.id in known and one.report is not None
+        }
 
     async def turn(self) -> None:
         """Look, detect, and hand a new actionable finding to the rest of the loop."""
+        try:
+            await self._turn()
+        # A look that broke (a full disk, a bug) must not end the watching: it is told once, and
+        # the next look follows.
+        except Exception as error:  # noqa: BLE001
+            said = f"a look broke, and the watching goes on: {_sentence(error)}"
+            if said != self.stumbled:
+                say(self.parts, self.tell, "failed", said)
+            self.stumbled = said
+        else:
+            self.stumbled = ""
+
+    async def _turn(self) -> None:
         facts = await look(self.parts)
         if self.handling is not None:
             if self.handling.done():
@@ -65,17 +103,19 @@ class _Watcher:
         if self.parts.store.holder("repair") is not None:
             self._judge_afresh(facts.now)
             return
+        if self._tries_again(facts.now):
+            return
         window_s = min(DETECT_WINDOW_S, facts.now - self.blind_until)
         if window_s < DETECT_WINDOW_S:
             facts = self.parts.store.facts(now=facts.now, window_s=window_s)
         findings = detect(facts, self.open, self.parts.settings.detect)
         self._tell(findings)
+        self.handled |= {one.subject for one in findings if self._grew(one, findings)}
         self.open = tuple(one for one in findings if one.closed_at is None)
         self.parts.store.keep(findings)
         self.handled &= {one.subject for one in self.open}
-        chosen = next((one for one in self.open if self._wants_handling(one)), None)
+        chosen = next((one for one in self.open if self._wants_handling(one, facts)), None)
         if chosen is not None:
-            self.handled.add(chosen.subject)
             self.handling = asyncio.create_task(self._handle(chosen))
 
     def _tell(self, findings: Sequence[Finding]) -> None:
@@ -87,29 +127,88 @@ class _Watcher:
                 said = f"found {finding.kind} on {finding.subject}: {finding.summary}"
                 say(self.parts, self.tell, "finding", said, id=finding.id)
 
-    def _wants_handling(self, finding: Finding) -> bool:
+    def _grew(self, finding: Finding, findings: Sequence[Finding]) -> bool:
+        """Whether a stall opens as one in hand closes: the same cause, grown, by another name."""
+        return finding.kind in STALLS and any(
+            one.closed_at is not None
+            and one.kind in STALLS
+            and one.subject in self.handled
+            and _members(one) & _members(finding)
+            for one in findings
+        )
+
+    def _wants_handling(self, finding: Finding, facts: Facts) -> bool:
         """One incident per cause: a stall that grows on a path in hand is the same one."""
-        return finding.actionable and finding.subject not in self.handled
+        if not finding.actionable or finding.subject in self.handled:
+            return False
+        self.handled.add(finding.subject)
+        if self._taken_down(finding, facts):
+            said = f"{finding.subject} was taken down by hand: it is left alone"
+            say(self.parts, self.tell, "left-alone", said, id=finding.id)
+            return False
+        return True
+
+    def _taken_down(self, finding: Finding, facts: Facts) -> bool:
+        """Whether a member is away because a person took it down, and nobody started it since."""
+        if finding.kind != "member-down":
+            return False
+        stops = [
+            one.ended_at
+            for one in self.parts.store.journal_for(STANDING).records()
+            if isinstance(one, Outcome) and one.step == f"stop:{finding.subject}"
+        ]
+        life = facts.incarnation(finding.subject)
+        return bool(stops) and (life is None or life.started_at < stops[-1])
 
     async def _handle(self, finding: Finding) -> Incident:
-        incident = await open_incident(self.parts, finding, self.hunch, self.tell)
-        refusal = why_not_automatic(self.parts, incident)
-        if refusal is None:
-            return await run_repair(self.parts, incident, tell=self.tell)
-        advice = f"{refusal} To act on it: tandem repair {incident.id} --approve"
+        try:
+            incident, facts = await open_incident(self.parts, finding, self.hunch, self.tell)
+            refusal = why_not_automatic(self.parts, incident)
+            if refusal is None:
+                return await run_repair(self.parts, incident, tell=self.tell, facts=facts)
+        except Exception:
+            self.broken.add(finding.subject)
+            raise
+        command = f"tandem repair {incident.id} --approve"
+        steps = incident.plan is not None and incident.plan.steps
+        advice = f"{refusal} To act on it: {command}" if steps else refusal
         say(self.parts, self.tell, "advice", advice, incident=incident.id)
-        return await run_report(self.parts, incident, tell=self.tell)
+        return await write_down(self.parts, incident, tell=self.tell, facts=facts)
+
+    def _tries_again(self, now: float) -> bool:
+        """Take up what is left half done, one after the other, then what broke."""
+        if self.again_at is None or now < self.again_at:
+            return False
+        if left := unfinished(self.parts):
+            self.again_at = now
+            self.handling = asyncio.create_task(finish(self.parts, left[0], self.tell))
+            return True
+        self.again_at = None
+        self.handled -= self.broken
+        self.broken.clear()
+        return False
 
     def _settle(self, task: asyncio.Task[Incident]) -> None:
         self.handling = None
         now = self.parts.clock.now()
         try:
             incident = task.result()
-        except TandemError as error:
-            say(self.parts, self.tell, "failed", str(error))
+        # Whatever broke the handling of one incident must not end the watching: nobody would
+        # notice the next one. It is told, and tried again after a pause.
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+            self._pause(now)
+            say(self.parts, self.tell, "failed", _sentence(error))
             return
         if incident.outcomes:
             self._judge_afresh(now)
+        if incident.report is None:
+            self._pause(now)
+        else:
+            self.pause_s = PAUSE_S
+
+    def _pause(self, now: float) -> None:
+        self.again_at = now + self.pause_s
+        self.pause_s = min(2.0 * self.pause_s, PAUSE_S_MAX)
 
     def _judge_afresh(self, now: float) -> None:
         """Forget what was seen before a repair: it speaks of lives that are over."""
@@ -121,11 +220,27 @@ class _Watcher:
 
     async def end(self) -> None:
         """Let a repair under way end its present step, bounded, then give up."""
-        if self.handling is None:
+        task = self.handling
+        if task is None:
             return
-        self.handling.cancel()
-        with contextlib.suppress(asyncio.CancelledError, TandemError):
-            await self.handling
+        task.cancel()
+        await asyncio.wait({task}, timeout=END_S)
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            say(self.parts, self.tell, "failed", _sentence(error))
+
+
+def _members(finding: Finding) -> set[str]:
+    return {*finding.incarnations, *finding.subject.split(">")}
+
+
+def _sentence(error: BaseException) -> str:
+    """What broke, as a person can use it: our own errors speak for themselves."""
+    if isinstance(error, TandemError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    said = f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"{said}{where}. This is a bug in Tandem: please report it."
 
 
 async def investigate(parts: Parts, *, hunch: str | None, since_s: float, tell: Tell) -> Incident:
@@ -147,12 +262,5 @@ async def investigate(parts: Parts, *, hunch: str | None, since_s: float, tell: 
     worst = next((one for one in standing if one.actionable), None)
     finding = worst or (standing[0] if standing else None)
     tell(finding.summary if finding else "nothing is wrong that detect can see")
-    return await open_incident(parts, finding, hunch, tell, window_s=since_s)
-
-
-async def _resume(parts: Parts, tell: Tell) -> None:
-    """Finish what a killed Tandem left half done, before anything else."""
-    for incident in parts.store.incidents():
-        if incident.state == "repairing":
-            say(parts, tell, "resume", f"resuming the repair of {incident.id}")
-            await run_repair(parts, incident, tell=tell, resume=True)
+    incident, _ = await open_incident(parts, finding, hunch, tell, window_s=since_s)
+    return incident

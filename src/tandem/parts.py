@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.collect import Collector
+from tandem.errors import WorldError
 from tandem.facts import Facts
 from tandem.ports import Clock, Hands, Harvest, Mode
 from tandem.records import Member, Settings
@@ -17,6 +18,8 @@ TakeStacks = Callable[[Sequence[Member]], Awaitable[Harvest]]
 
 DETECT_WINDOW_S = 180.0
 """How far back detect looks: longer than any threshold, short enough to index every second."""
+STANDING = "standing"
+"""The journal of what was brought up and taken down by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,16 @@ class Parts:
 
 
 def say(parts: Parts, tell: Tell, kind: str, text: str, **data: str | float | None) -> None:
-    """Tell a person and the store the same thing at once."""
-    parts.store.event(kind, text, at=parts.clock.now(), data=dict(data))
+    """Tell a person and the store the same thing at once.
+
+    A store that cannot take it (a full disk) keeps nobody from being told, and no step from its
+    end: what has to be on the disk before anyone acts is the journal.
+    """
     tell(text)
+    try:
+        parts.store.event(kind, text, at=parts.clock.now(), data=dict(data))
+    except WorldError as error:
+        tell(f"that was not recorded: {error.message}")
 
 
 async def look(parts: Parts) -> Facts:

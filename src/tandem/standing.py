@@ -3,13 +3,17 @@
 For: the words `up`, `down`, `restart`, `status`. Not for: the loop (`loop.py`).
 """
 
+import asyncio
 from collections.abc import Sequence
 
+import msgspec
+
 from tandem.errors import NotProvenError, RefusedError, WorldError
-from tandem.parts import Parts, Tell, look, look_back, say
+from tandem.parts import STANDING, Parts, Tell, look, look_back, say
 from tandem.plan import bring_up as plan_bring_up
 from tandem.plan import take_down as plan_take_down
 from tandem.records import (
+    Finding,
     Incarnation,
     Incident,
     Member,
@@ -21,15 +25,20 @@ from tandem.records import (
 )
 from tandem.records import vocabulary as v
 from tandem.repair import repair, succeeded
+from tandem.repair.waiting import to_its_end
 
 NEVER_DECODE_ALONE = "never restart decode alone against a prefill that keeps running"
+NEVER_INTERFERE = "start and stop nothing by hand until it ends"
+READY_TIMEOUT_S = 2.0
+RESTART_MARGIN_S = 45.0
+"""What stopping and starting one member may take beyond its grace."""
 
 
 async def bring_up(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
-    """Start every member in order, each gated on being truly ready.
+    """Start every member in order, each gated on being truly ready; what runs is left running.
 
-    When a step fails, what this call started is stopped again and `WorldError` says why. A decode
-    that is gone while its prefill lives on is not started alone: `RefusedError`.
+    When a step fails, what this call started is stopped again and `WorldError` says why. Raises
+    `RefusedError` where it would start a decode alone against a running prefill.
     """
     _supervised(parts)
     with parts.store.lock("repair"):
@@ -42,12 +51,7 @@ async def bring_up(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
             await _put_away(parts, before, tell)
             raise
         if not succeeded(plan, outcomes):
-            failed = outcomes[-1]
-            await _put_away(parts, before, tell)
-            raise WorldError(
-                f"{parts.settings.deployment.name} did not come up: {failed.detail}.",
-                next_step="What was started is stopped again; mend that and run `tandem up`.",
-            )
+            raise await _did_not_come_up(parts, before, outcomes[-1], tell)
     await _keep_the_ledger(parts)
     return outcomes
 
@@ -56,7 +60,11 @@ def _refuse_decode_alone(parts: Parts, lives: dict[str, Incarnation | None]) -> 
     """`up` is no way around the guard of `restart`: the prefill outlived that decode."""
     deployment = parts.settings.deployment
     old = [one.name for one in deployment.of(Role.PREFILL) if lives.get(one.name)]
-    gone = [one.name for one in deployment.of(Role.DECODE) if lives.get(one.name, True) is None]
+    gone = [
+        one.name
+        for one in deployment.of(Role.DECODE)
+        if lives.get(one.name, True) is None and _hurts(parts, one)
+    ]
     if old and gone:
         raise RefusedError(
             f"{', '.join(gone)} is down while {', '.join(old)} has been running, and a decode "
@@ -65,8 +73,33 @@ def _refuse_decode_alone(parts: Parts, lives: dict[str, Incarnation | None]) -> 
         )
 
 
+async def _did_not_come_up(
+    parts: Parts, before: dict[str, Incarnation | None], failed: Outcome, tell: Tell
+) -> WorldError:
+    """Put away what was started; the error that says what failed, and what is left."""
+    name, detail = parts.settings.deployment.name, failed.detail.rstrip(".")
+    if all(before.values()):
+        return WorldError(
+            f"{name} runs already but does not serve: {detail}.",
+            next_step="Nothing was started or stopped: find out why with `tandem investigate`.",
+        )
+    left = await _put_away(parts, before, tell)
+    if left:
+        return WorldError(
+            f"{name} did not come up: {detail}; and what was started is not wholly gone: {left}.",
+            next_step="End that yourself, mend the first, and run `tandem up`.",
+        )
+    return WorldError(
+        f"{name} did not come up: {detail}.",
+        next_step="What was started is stopped again; mend that and run `tandem up`.",
+    )
+
+
 async def take_down(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
-    """Stop every member we may stop, in stop order, and check that nothing is left."""
+    """Stop every member we may stop, in stop order, and check that nothing is left.
+
+    Raises `NotProvenError` when something is.
+    """
     _supervised(parts)
     with parts.store.lock("repair"):
         plan = plan_take_down(parts.settings.deployment, parts.settings.policy)
@@ -84,7 +117,8 @@ async def restart(parts: Parts, name: str, *, why: str, force: bool, tell: Tell)
     """Restart one member as `tandem.toml` now says, where that is known not to hurt.
 
     A decode alone against a running prefill is refused unless forced; who and why is recorded.
-    Raises `RefusedError`, or `WorldError` when it does not come back.
+    Once stopped it is started again even when this is cancelled. Raises `RefusedError`, or
+    `WorldError` when it does not come back.
     """
     member = parts.settings.deployment.member(name)
     if member is None or member.supervisor not in parts.hands.supervisors:
@@ -96,82 +130,112 @@ async def restart(parts: Parts, name: str, *, why: str, force: bool, tell: Tell)
     hurts = member.role == Role.DECODE and any(
         [await _life(parts, other) for other in parts.settings.deployment.of(Role.PREFILL)]
     )
-    if hurts and not force:
+    if hurts and not force and _hurts(parts, member):
         raise RefusedError(
             f"Restarting {name} alone against a running prefill is how silent stalls begin.",
             next_step="Restart the pair (`tandem down`, `tandem up`), or give --force --why TEXT.",
         )
     with parts.store.lock("repair"):
         await _keep_the_ledger(parts)
-        supervisor = parts.hands.supervisors[member.supervisor]
-        say(parts, tell, "restart", f"restarting {name}: {why}", member=name, why=why)
-        await supervisor.stop(member, parts.settings.policy.stop_grace_s)
-        life = await supervisor.start(member)
-        engine = parts.hands.engines.get(member.engine) or parts.hands.routers[member.engine]
-        deadline = parts.clock.now() + parts.settings.policy.start_timeout_s
-        while not await engine.ready(member, 2.0):
-            if parts.clock.now() > deadline or await supervisor.inspect(member) is None:
-                raise WorldError(
-                    f"{name} was started but does not answer at {member.url}.",
-                    next_step=f"Read its log: {supervisor.log_path(member)}.",
-                )
-            await parts.clock.sleep(0.1)
+        said = f"restarting {name}: {why}"
+        say(parts, tell, "restart", said, member=name, why=why, forced=force)
+        bound_s = parts.settings.policy.stop_grace_s + RESTART_MARGIN_S
+        life = await to_its_end(_stop_and_start(parts, member), bound_s)
+        await _until_ready(parts, member)
     await _keep_the_ledger(parts)
     return life
 
 
+async def _stop_and_start(parts: Parts, member: Member) -> Incarnation:
+    supervisor = parts.hands.supervisors[member.supervisor]
+    await supervisor.stop(member, parts.settings.policy.stop_grace_s)
+    return await supervisor.start(member)
+
+
+async def _until_ready(parts: Parts, member: Member) -> None:
+    supervisor = parts.hands.supervisors[member.supervisor]
+    deadline = parts.clock.now() + parts.settings.policy.start_timeout_s
+    while not await _answers(parts, member):
+        if parts.clock.now() > deadline or await supervisor.inspect(member) is None:
+            raise WorldError(
+                f"{member.name} was started but does not answer at {member.url}.",
+                next_step=f"Read its log: {supervisor.log_path(member)}.",
+            )
+        await parts.clock.sleep(0.1)
+
+
 async def status(parts: Parts) -> Status:
     """How the deployment stands: looked at now, with what the store remembers."""
-    members = [await _member_status(parts, one) for one in parts.settings.deployment.members]
+    deployment = parts.settings.deployment
+    members = await asyncio.gather(*(_member_status(parts, one) for one in deployment.members))
     up = [one for one in members if one.state == "up"]
-    since = max((one.since for one in up if one.since is not None), default=None)
-    incident = _pending(parts, members)
-    name = parts.settings.deployment.name
     watched = parts.store.holder("watch") is not None
     finding = next((one for one in parts.store.open_findings() if one.actionable), None)
+    incident = _pending(parts, members, finding, watched=watched)
+    since = max((one.since for one in up if one.since is not None), default=None)
+    name = deployment.name
     state, summary, command = "serving", f"{name} serves and is watched", "tandem verify"
-    if not up:
+    if parts.store.holder("repair") is not None:
+        # Before all else: members that are away in the middle of a repair are no call to act.
+        state, summary = "repairing", f"{name} is being repaired, brought up or taken down"
+        command = "tandem incidents"
+    elif not up:
         state, summary, command = "down", f"{name} is down", "tandem up"
     elif len(up) < len(members):
         gone = ", ".join(one.name for one in members if one.state != "up")
         state, summary = "partly-down", f"{name} is partly down ({gone})"
         command = "tandem investigate"
-    elif parts.store.holder("repair") is not None:
-        state, summary, command = "repairing", f"{name} is being repaired", "tandem incidents"
     elif incident is not None and incident.finding is not None:
         state, summary, since = "sick", incident.finding.summary, incident.finding.onset_at
-        command = f"tandem repair {incident.id}"
+        acts = incident.plan is not None and incident.plan.steps
+        command = f"tandem {'repair' if acts else 'diagnose'} {incident.id}"
     elif finding is not None and watched:
         state, summary, since = "sick", finding.summary, finding.onset_at
         command = "tandem investigate"
     elif not watched:
         state, summary, command = "unwatched", f"{name} is up and nobody watches it", "tandem watch"
-    facts = look_back(parts)
-    decode = next(iter(parts.settings.deployment.of(Role.DECODE)), None)
-    trait = facts.trait(decode.name, v.T_DECODE_ALONE_RESTART_HURTS) if decode else None
-    never = NEVER_DECODE_ALONE if trait is None or trait.value is not False else ""
     return Status(
         deployment=name,
         state=state,
         since=since,
         summary=summary,
         next_command=command,
-        never=never,
+        never=_never(parts, state),
         members=tuple(members),
         incident=incident.id if incident else None,
     )
 
 
-def _pending(parts: Parts, members: Sequence[MemberStatus]) -> Incident | None:
-    """The newest incident, when it waits for a person and still speaks of what lives now."""
+def _pending(
+    parts: Parts, members: Sequence[MemberStatus], finding: Finding | None, *, watched: bool
+) -> Incident | None:
+    """The newest incident, when it waits for a person and still speaks of what lives now.
+
+    What a watch sees no more is over. Without a watch, only a plan that acts is worth a word.
+    """
     newest = next(iter(parts.store.incidents()), None)
     if newest is None or newest.state != "advised" or newest.finding is None:
         return None
-    if newest.plan is None or not newest.plan.steps:
+    if watched and (finding is None or finding.subject != newest.finding.subject):
+        return None
+    if not watched and (newest.plan is None or not newest.plan.steps):
         return None
     lives = {one.name: one.incarnation for one in members}
     known = newest.finding.incarnations.items()
     return newest if all(lives.get(name) in (life, None) for name, life in known) else None
+
+
+def _never(parts: Parts, state: str) -> str:
+    if state == "repairing":
+        return NEVER_INTERFERE
+    decodes = parts.settings.deployment.of(Role.DECODE)
+    return NEVER_DECODE_ALONE if any(_hurts(parts, one) for one in decodes) else ""
+
+
+def _hurts(parts: Parts, decode: Member) -> bool:
+    """Whether restarting this decode alone hurts, as far as is known: it does until told not."""
+    trait = look_back(parts).trait(decode.name, v.T_DECODE_ALONE_RESTART_HURTS)
+    return trait is None or trait.value is not False
 
 
 def _members(parts: Parts) -> tuple[Member, ...]:
@@ -205,26 +269,34 @@ async def _carry_out(parts: Parts, plan: Plan, tell: Tell) -> tuple[Outcome, ...
     return await repair(
         plan,
         parts.hands,
-        parts.store.journal_for("standing"),
+        parts.store.journal_for(STANDING),
         parts.clock,
         tell=lambda text: say(parts, tell, "step", text),
         settings=parts.settings,
     )
 
 
-async def _put_away(parts: Parts, before: dict[str, Incarnation | None], tell: Tell) -> None:
-    """Stop what this call started, and only that."""
-    for member in reversed(_members(parts)):
-        if before.get(member.name) is None and await _life(parts, member) is not None:
-            tell(f"stopping {member.name} again")
-            supervisor = parts.hands.supervisors[member.supervisor]
-            await supervisor.stop(member, parts.settings.policy.stop_grace_s)
+async def _put_away(parts: Parts, before: dict[str, Incarnation | None], tell: Tell) -> str:
+    """Stop what this call started, and only that, in stop order; what is left of it, in words."""
+    left = []
+    started = {name for name, life in before.items() if life is None}
+    plan = plan_take_down(parts.settings.deployment, parts.settings.policy, only=started)
+    # One member that will not go must not keep the others running.
+    for step in plan.steps:
+        alone = msgspec.structs.replace(plan, steps=(step,))
+        outcomes = await _carry_out(parts, alone, tell)
+        left += [one.detail for one in outcomes if one.status == "failed"]
+    return "; ".join(left)
+
+
+async def _answers(parts: Parts, member: Member) -> bool:
+    adapter = parts.hands.engines.get(member.engine) or parts.hands.routers.get(member.engine)
+    return adapter is not None and await adapter.ready(member, READY_TIMEOUT_S)
 
 
 async def _member_status(parts: Parts, member: Member) -> MemberStatus:
     life = await _life(parts, member)
-    adapter = parts.hands.engines.get(member.engine) or parts.hands.routers.get(member.engine)
-    answers = adapter is not None and await adapter.ready(member, 2.0)
+    answers = await _answers(parts, member)
     state = "up" if answers else ("unreachable" if life else "down")
     return MemberStatus(
         name=member.name,

@@ -89,6 +89,10 @@ class ProbeSource:
             settled = await self._settle(self._out)
             if self._out is not None:
                 return Harvest(tuple(settled))
+        if (unknown := self._untold()) is not None:
+            # Nothing seen is no "off": it must not hide what a probe said a moment ago.
+            missing = f"nothing is known of {unknown} yet"
+            return Harvest((*settled, self._row(v.PROBE, missing=missing)))
         reason = self._why_off()
         if reason is not None:
             return Harvest((*settled, self._row(v.PROBE, "off"), self._row(v.PROBE_DETAIL, reason)))
@@ -100,17 +104,21 @@ class ProbeSource:
         await self._until_deadline(out)
         return Harvest((*settled, *await self._settle(out)))
 
+    def _untold(self) -> str | None:
+        """The first engine whose safety nobody has told yet, or None."""
+        if not self._settings.active:
+            return None
+        unknown = next((name for name in self._engines if self._safety(name) is None), None)
+        self.interval_s = SOON_S if unknown is not None else self._settings.interval_s
+        return unknown
+
     def _why_off(self) -> str | None:
         """The reason to send nothing, or None."""
         if not self._settings.active:
             return "switched off: [probe] active = false"
-        traits = [(name, self._safety(name)) for name in self._engines]
-        known = all(trait is not None for _, trait in traits)
-        self.interval_s = self._settings.interval_s if known else SOON_S
-        for name, trait in traits:
-            if trait is None:
-                return f"nothing is known of {name} yet"
-            if trait.value is not True:
+        for name in self._engines:
+            trait = self._safety(name)
+            if trait is not None and trait.value is not True:
                 return f"unsafe at {name}: {trait.because}"
         return None
 

@@ -183,16 +183,23 @@ class TestHeldBack:
             ({"settings": ProbeSettings(active=False)}, "active = false"),
             ({"safety": safe(value=False, because="PR #30352")}, "PR #30352"),
             ({"safety": safe(value=None, because="nobody knows")}, "nobody knows"),
-            ({"safety": lambda _: None}, "nothing is known of prefill-0"),
         ],
     )
     async def test_off_says_why(self, options, said):
-        """Switched off, unsafe, of unknown safety, or not yet told: off, and nothing is sent."""
+        """Switched off, unsafe, or of unknown safety: off, and nothing is sent."""
         bench = Bench(**options)
         found = await bench.look()
 
         assert found[v.PROBE] == "off"
         assert said in found[v.PROBE_DETAIL]
+        assert bench.path.sent == []
+
+    async def test_nothing_known_yet_hides_nothing(self):
+        """Before the adapters told, a probe sees nothing and says why: no word that judges."""
+        bench = Bench(safety=lambda _: None)
+        (seen,) = (await bench.source.collect()).observations
+
+        assert (seen.value, seen.missing) == (None, "nothing is known of prefill-0 yet")
         assert bench.path.sent == []
 
     async def test_it_asks_again_soon_while_nothing_is_known(self):
