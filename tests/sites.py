@@ -64,6 +64,10 @@ class HeardStore(Store):
         self.before = {}
         """The name of a method to what is called before it, with its arguments."""
         self.on_event = None
+        self.then = {}
+        """A kind of event to what happens once after it was told."""
+        self.touched = None
+        """The world in which each line on the disk is a contact, where a crash is planned."""
 
     def _first(self, method, *args):
         if method in self.before:
@@ -73,6 +77,8 @@ class HeardStore(Store):
         self._first("event", kind, text)
         told = super().event(kind, text, at=at, data=data)
         self.heard.append((kind, text))
+        if kind in self.then:
+            self.then.pop(kind)()
         if self.on_event is not None:
             self.on_event(kind, text)
         return told
@@ -83,17 +89,38 @@ class HeardStore(Store):
 
     def save(self, incident):
         self._first("save", incident)
+        crashing = self.touched.touch("save") if self.touched else False
         super().save(incident)
+        if self.touched:
+            self.touched.done(crashing)
+
+    def journal_for(self, incident_id):
+        journal = super().journal_for(incident_id)
+        return _TouchedJournal(journal, self.touched) if self.touched else journal
 
     def seal(self, incident, **how):
         self._first("seal", incident)
         return super().seal(incident, **how)
 
 
+class _TouchedJournal:
+    """A journal each of whose lines is a contact with the world."""
+
+    def __init__(self, journal, world):
+        self.journal, self.world = journal, world
+        self.records = journal.records
+
+    def append(self, record):
+        crashing = self.world.touch("journal")
+        self.journal.append(record)
+        self.world.done(crashing)
+
+
 class Site:
     """A deployment with a past; `scene` is what the next seconds look like."""
 
-    def __init__(self, root, paint=faults.serving, *, policy=None, **settings):
+    def __init__(self, root, paint=faults.serving, *, policy=None, told=False, **settings):
+        """`told` says that the folder holds the past already."""
         self.root = root
         self.scene = Scene(router=True)
         painted = _painted(paint)
@@ -114,10 +141,12 @@ class Site:
         self.fields = {"policy": policy or Policy(), "verify": SMALL_PROOF, **settings}
         self.fields.setdefault("report", ReportSettings(commit=False))
         self.told = []
-        self.stacks = Harvest()
         self.stores = []
+        self._take = None
         self.parts = self.open()
         self._seen = [0, 0, 0]
+        if told:
+            self._news()
 
     def _alive(self, name):
         if name == ROUTER:
@@ -147,8 +176,12 @@ class Site:
             store.close()
 
     async def take_stacks(self, members):
-        """Give the stacks a test set."""
-        return self.stacks
+        """Give no stacks, or what a test put in their place."""
+        return Harvest() if self._take is None else await self._take(members)
+
+    def take_stacks_with(self, take):
+        """Take stacks another way from now on."""
+        self._take = take
 
     # The one source.
 
@@ -159,6 +192,9 @@ class Site:
         while self.scene.now + 1.0 <= self.clock.now():
             self._follow()
             self.scene.run(1)
+        return self._news()
+
+    def _news(self):
         rows = (self.scene.observations, self.scene.traits, self.scene.changes)
         news = [each[seen:] for each, seen in zip(rows, self._seen, strict=True)]
         self._seen = [len(each) for each in rows]
@@ -217,6 +253,10 @@ class Site:
                 await running
         else:
             await running
+
+    def when(self, kind, then):
+        """Let something happen once, right after an event of a kind was told."""
+        self.store.then[kind] = then
 
     def kinds(self):
         """The kinds of what was told, in order."""

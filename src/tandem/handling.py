@@ -296,12 +296,18 @@ async def run_report(
     reference = await asyncio.to_thread(
         publish, rendered, parts.settings, parts.store.folder(incident.id)
     )
+    reference = msgspec.structs.replace(reference, state=incident.state)
     incident = msgspec.structs.replace(incident, report=reference)
     parts.store.save(incident)
     where = f"{reference.path} @ {reference.commit}" if reference.commit else reference.path
     said = f"written down: {where}" + (f" ({reference.note})" if reference.note else "")
     say(parts, tell, "report", said, incident=incident.id)
     return incident
+
+
+def written(incident: Incident) -> bool:
+    """Whether its report tells of the incident as it stands now."""
+    return incident.report is not None and incident.report.state in ("", incident.state)
 
 
 async def write_down(

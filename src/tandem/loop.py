@@ -14,7 +14,7 @@ import msgspec
 from tandem.detect import detect
 from tandem.errors import TandemError
 from tandem.facts import Facts
-from tandem.handling import open_incident, run_repair, why_not_automatic, write_down
+from tandem.handling import open_incident, run_repair, why_not_automatic, write_down, written
 from tandem.parts import DETECT_WINDOW_S, STANDING, Parts, Tell, look, say
 from tandem.records import Finding, Incident, Outcome
 from tandem.unfinished import finish, unfinished
@@ -166,7 +166,7 @@ class _Watcher:
             refusal = why_not_automatic(self.parts, incident)
             if refusal is None:
                 return await run_repair(self.parts, incident, tell=self.tell, facts=facts)
-        except Exception:
+        except BaseException:  # a cancellation from within is as broken as any error
             self.broken.add(finding.subject)
             raise
         command = f"tandem repair {incident.id} --approve"
@@ -201,10 +201,10 @@ class _Watcher:
             return
         if incident.outcomes:
             self._judge_afresh(now)
-        if incident.report is None:
-            self._pause(now)
-        else:
+        if written(incident):
             self.pause_s = PAUSE_S
+        else:
+            self._pause(now)
 
     def _pause(self, now: float) -> None:
         self.again_at = now + self.pause_s

@@ -6,7 +6,7 @@ Not for: evidence cut short; what was wrong is found again, and looked at afresh
 
 import msgspec
 
-from tandem.handling import run_proof, run_repair, run_report
+from tandem.handling import run_proof, run_repair, run_report, written
 from tandem.parts import Parts, Tell, say
 from tandem.records import Incident, Intent, Outcome, Plan, Record
 
@@ -20,7 +20,7 @@ def unfinished(parts: Parts) -> list[Incident]:
         one
         for one in parts.store.incidents()
         if one.seal is not None
-        and (one.state == "repairing" or (one.outcomes and one.report is None))
+        and (one.state in ("repairing", "repaired") or (one.outcomes and not written(one)))
     ]
 
 
@@ -38,6 +38,8 @@ async def finish(parts: Parts, incident: Incident, tell: Tell) -> Incident:
             said = f"the proof of {incident.id} was cut short: proving it again"
             say(parts, tell, "resume", said, incident=incident.id)
             return await run_proof(parts, incident, tell=tell)
+        incident = msgspec.structs.replace(incident, state="failed")
+        parts.store.save(incident)
         said = f"the repair of {incident.id} was never proven; prove it: `tandem verify`"
         say(parts, tell, "failed", said, incident=incident.id)
     return await run_report(parts, incident, tell=tell)

@@ -42,6 +42,8 @@ class ReportRef(Record, frozen=True, kw_only=True):
     commit: str | None
     subject: str | None
     note: str = ""
+    state: str = ""
+    """The incident's state when it was written: another one since calls for writing it again."""
 
 
 class Incident(Record, frozen=True, kw_only=True):
