@@ -70,6 +70,8 @@ class Pair:
     http: aiohttp.ClientSession
     timeouts: Timeouts
     workers: list[Worker] = field(default_factory=list)
+    left_behind: list[Any] = field(default_factory=list)
+    """Landings of killed decodes: the kernel would close them with the process."""
 
     def meeting(self, room: int | None = None) -> dict[str, Any]:
         """What a router adds to a body."""
@@ -113,6 +115,8 @@ class Pair:
         """Kill the decode and start another one at the same address."""
         old = self.decode
         await (old.stop() if clean else old.kill())
+        if not clean:
+            self.left_behind.append(old.core.role._landing)
         self.decode = await start(replace(old.settings), self.timeouts, self.workers)
 
     async def restart_prefill(self, *, clean: bool = False) -> None:
@@ -174,13 +178,18 @@ async def pair(
 ) -> AsyncIterator[Pair]:
     """A running pair; everything it started is stopped at the end."""
     workers: list[Worker] = []
+    left_behind: list[Any] = []
     try:
         one = await start(settings("prefill", **(prefill or {})), timeouts, workers)
         two = await start(settings("decode", **(decode or {})), timeouts, workers)
         bound = aiohttp.ClientTimeout(total=2 * DEADLINE_S)
         async with aiohttp.ClientSession(timeout=bound) as http:
-            yield Pair(one, two, http, timeouts, workers)
+            both = Pair(one, two, http, timeouts, workers)
+            left_behind = both.left_behind
+            yield both
     finally:
+        for landing in left_behind:
+            landing.close()
         for worker in workers:
             await worker.kill(clean=True)
 
