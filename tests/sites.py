@@ -194,6 +194,10 @@ class Site:
             self.scene.run(1)
         return self._news()
 
+    def forget(self):
+        """Let nothing of the past be in the store: nobody has looked before."""
+        self._news()
+
     def _news(self):
         rows = (self.scene.observations, self.scene.traits, self.scene.changes)
         news = [each[seen:] for each, seen in zip(rows, self._seen, strict=True)]
