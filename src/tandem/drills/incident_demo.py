@@ -100,11 +100,11 @@ def summary(result: Score, document: str) -> str:
             next_step="Read watch.log and the incident folder in the workspace.",
         )
     kind = (result.finding or "").replace("-", " ")
-    answer = (said.hunch["answer"] or "").replace("_", " ")
+    answer = said.hunch.answer.replace("_", " ")
     return (
         f"demo passed: {kind} found in {result.found_after_s:.1f} s; "
         f"cause {said.cause} ({said.verdict.replace('_', ' ')}); "
-        f"hunch {said.hunch['matched']} {answer}; "
+        f"hunch {said.hunch.matched} {answer}; "
         f"{mended.scope} restarted in {mended.duration_s:.1f} s; "
         f"{proof.sequential['passed']}/{proof.sequential['total']} sequential, "
         f"{proof.sessions['passed']}/{proof.sessions['total']} sessions clean; "

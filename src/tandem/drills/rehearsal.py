@@ -101,7 +101,12 @@ async def rehearse(
 async def _aftermath(drill: Drill, scene: Scene) -> Incident | None:
     workspace = scene.workspace
     if not drill.stall_expected:
-        return await wait_for(workspace, lambda incident: incident is not None, drill.calm_s)
+        found = await wait_for(workspace, lambda incident: incident is not None, drill.calm_s)
+        if found is not None:
+            return found
+        scene.tell("nothing was found; asking as a person with a hunch would")
+        await workspace.tandem("investigate", "--hunch", HUNCH)
+        return newest_incident(workspace)
     scene.tell("waiting for the loop to notice")
     found = await wait_for(workspace, lambda incident: incident is not None, FOUND_BOUND_S)
     if found is None:

@@ -8,20 +8,6 @@ import msgspec
 from tandem.drills.traffic import ClientLog
 from tandem.records import Diagnosis, Incident, Verification
 
-HunchJson = dict[str, str | None]
-
-
-class DiagnosisJson(msgspec.Struct, kw_only=True):
-    """The diagnosis as `tandem diagnose --json` prints it."""
-
-    verdict: str
-    cause: str | None
-    incident_class: str | None
-    mechanism: str | None
-    ruled_out: list[dict[str, str | list[int]]]
-    hunch: HunchJson | None
-    next_observation: str | None
-
 
 class RepairJson(msgspec.Struct, kw_only=True):
     """What the repair did."""
@@ -50,32 +36,14 @@ class Score(msgspec.Struct, kw_only=True):
     ok: bool
     found_after_s: float | None
     finding: str | None
-    diagnosis: DiagnosisJson | None
+    diagnosis: Diagnosis | None
+    """As `tandem diagnose --json` prints it; of a calm drill, what a person who asks is told."""
     repair: RepairJson | None
     verification: VerificationJson | None
     report: dict[str, str | None] | None
     client: dict[str, int]
     why: list[str]
     """What kept `ok` from being true; empty when it is."""
-
-
-def diagnosis_json(diagnosis: Diagnosis) -> DiagnosisJson:
-    """The diagnosis in the shape that `tandem diagnose --json` and drills share."""
-    hunch = diagnosis.hunch
-    return DiagnosisJson(
-        verdict=diagnosis.verdict,
-        cause=diagnosis.cause,
-        incident_class=diagnosis.incident_class,
-        mechanism=diagnosis.mechanism,
-        ruled_out=[
-            {"mode": out.mode, "because": out.because, "evidence": list(out.evidence)}
-            for out in diagnosis.ruled_out
-        ],
-        hunch=None
-        if hunch is None
-        else {"asked": hunch.asked, "matched": hunch.matched, "answer": hunch.answer},
-        next_observation=diagnosis.next_observation,
-    )
 
 
 def _repair_json(incident: Incident) -> RepairJson | None:
@@ -107,6 +75,8 @@ def score(
 ) -> Score:
     """Hold one incident (or its absence) against what the client saw."""
     finding = incident.finding if incident else None
+    if finding is not None and not finding.actionable:
+        finding = None  # told, and told not to be a stall
     found_after_s = None
     if finding is not None:
         hung = log.first_never_completed(finding.found_at)
@@ -118,14 +88,17 @@ def score(
         ok=False,
         found_after_s=found_after_s,
         finding=finding.kind if finding else None,
-        diagnosis=diagnosis_json(incident.diagnosis) if incident and incident.diagnosis else None,
+        diagnosis=incident.diagnosis if incident else None,
         repair=_repair_json(incident) if incident else None,
         verification=_verification_json(incident.verification if incident else None),
         report={"path": report.path, "commit": report.commit} if report else None,
         client={status: log.count(status) for status in ("completed", "failed", "open")},
         why=[],
     )
-    shortfalls = _stall_shortfalls(result) if stall_expected else _calm_shortfalls(result)
+    planned = incident is not None and incident.plan is not None and bool(incident.plan.steps)
+    shortfalls = (
+        _stall_shortfalls(result) if stall_expected else _calm_shortfalls(result, planned=planned)
+    )
     return msgspec.structs.replace(result, ok=not shortfalls, why=shortfalls)
 
 
@@ -142,7 +115,7 @@ def _stall_shortfalls(result: Score) -> list[str]:
         f"the cause is {EXPECTED_CAUSE}": said is not None and said.cause == EXPECTED_CAUSE,
         "the verdict is confirmed or best supported": said is not None
         and said.verdict in ("confirmed", "best_supported"),
-        "the hunch was ruled out": hunch is not None and hunch["answer"] == "ruled_out",
+        "the hunch was ruled out": hunch is not None and hunch.answer == "ruled_out",
         "the pair was repaired": result.repair is not None
         and result.repair.scope == "pair"
         and all(one["status"] in ("done", "already") for one in result.repair.steps),
@@ -153,11 +126,13 @@ def _stall_shortfalls(result: Score) -> list[str]:
     return [f"not so: {claim}" for claim, holds in claims.items() if not holds]
 
 
-def _calm_shortfalls(result: Score) -> list[str]:
+def _calm_shortfalls(result: Score, *, planned: bool) -> list[str]:
     claims = {
         "nothing was found": result.finding is None,
-        "nothing was accused": result.diagnosis is None or result.diagnosis.cause is None,
+        "nobody is accused, even when a person asks": result.diagnosis is not None
+        and result.diagnosis.cause is None,
         "nothing was repaired": result.repair is None,
+        "no repair was proposed": not planned,
         "clients were served": result.client["completed"] > 0,
     }
     return [f"not so: {claim}" for claim, holds in claims.items() if not holds]
