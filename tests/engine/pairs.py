@@ -114,9 +114,9 @@ class Pair:
     async def restart_decode(self, *, clean: bool = False) -> None:
         """Kill the decode and start another one at the same address."""
         old = self.decode
-        await (old.stop() if clean else old.kill())
-        if not clean:
+        if not clean and not old._killed:
             self.left_behind.append(old.core.role._landing)
+        await (old.stop() if clean else old.kill())
         self.decode = await start(replace(old.settings), self.timeouts, self.workers)
 
     async def restart_prefill(self, *, clean: bool = False) -> None:

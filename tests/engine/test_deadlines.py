@@ -9,7 +9,7 @@ from engine.pairs import DEADLINE_S, pair, until
 from tandem_engine.config import Timeouts
 from tandem_engine.info import load_of
 
-SHORT = Timeouts(bootstrap_s=0.3, waiting_s=0.3, heartbeat_s=0.1)
+SHORT = Timeouts(bootstrap_s=0.3, heartbeat_s=0.1)
 PROMPT = {"text": "hello", "sampling_params": {"max_new_tokens": 2}}
 
 
@@ -27,7 +27,7 @@ class TestTimeouts:
 
     async def test_a_decode_alone_gives_up_waiting_for_input(self):
         """Without a prefill request the room fails on the decode, and the metadata is forgotten."""
-        async with pair(timeouts=SHORT) as two:
+        async with pair(timeouts=Timeouts(waiting_s=0.3, heartbeat_s=0.1)) as two:
             answer = await two.post(two.decode, "/generate", PROMPT | two.meeting())
             await two.idle()
             failed = two.metric(two.decode, "num_transfer_failed_reqs_total")
