@@ -17,6 +17,7 @@ from collections.abc import Callable
 from tandem_engine import scoring
 from tandem_engine.arrivals import Arrivals, Landed
 from tandem_engine.config import Settings, Timeouts
+from tandem_engine.faults import Switchboard
 from tandem_engine.handoff import Landing
 from tandem_engine.handoffs import timed_out
 from tandem_engine.links import Links
@@ -50,6 +51,7 @@ class Decode:
         landing: Landing,
         links: Links,
         ended: Callable[[Request], None],
+        faults: Switchboard,
     ) -> None:
         """`ended` hears of every request that holds nothing any more."""
         self._model = model
@@ -59,6 +61,7 @@ class Decode:
         self._outbox = outbox
         self._links = links
         self._ended = ended
+        self._faults = faults
         self.sequences = Sequences(model, keep=0)
         self.prealloc: deque[Request] = deque()
         self.arrivals = Arrivals(landing, links, model.identity, self._fail)

@@ -15,9 +15,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
+from tandem_engine.faults import Switchboard
 from tandem_engine.handoff import Export, HandoffError, Sender, Ticket
 from tandem_engine.handoff.header import Header
-from tandem_engine.peers import Memory, Peer, Peers
+from tandem_engine.peers import Peer, Peers
 from tandem_engine.wire import Abort, AbortAck, Announce, RoomFailed, RoomMetadata, ToDecode
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Handoffs:
         self,
         *,
         slots: int,
-        memory: Callable[[], Memory],
+        faults: Switchboard,
         open_sender: Callable[[str], Sender],
         tell: Callable[[str, ToDecode], None],
         cut: Callable[[str], None],
@@ -74,12 +75,13 @@ class Handoffs:
     ) -> None:
         """`tell` and `cut` reach an agent's connection; `failed` hears of rooms that end by it."""
         self._slots = slots
-        self._memory = memory
+        self._faults = faults
+        self._memory = faults.peers.memory
         self._open_sender = open_sender
         self._tell = tell
         self._cut = cut
         self._failed = failed
-        self.peers = Peers(memory)
+        self.peers = Peers(self._memory)
         self._senders: dict[str, Sender] = {}
         self._asked: OrderedDict[int, Handoff] = OrderedDict()
         self._held: dict[int, Handoff] = {}

@@ -210,7 +210,7 @@ class Api:
                 switchboard.change(body)
             except OSError as problem:
                 return error(500, f"the faults file cannot be written: {problem}")
-        return json_reply(switchboard.faults)
+        return json_reply(switchboard.on())
 
 
 async def _respond(http: HttpRequest, live: Live, reply: Reply, *, stream: bool) -> Response:

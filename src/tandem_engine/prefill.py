@@ -16,6 +16,7 @@ from collections.abc import Callable
 from tandem_engine import scoring
 from tandem_engine.accounting import Accounting
 from tandem_engine.config import Settings, Timeouts
+from tandem_engine.faults import Switchboard
 from tandem_engine.handoff import HandoffError
 from tandem_engine.handoff.header import Header
 from tandem_engine.handoffs import DECODE_DEAD, Handoffs, Settled, timed_out
@@ -48,6 +49,7 @@ class Prefill:
         outbox: Outbox,
         handoffs: Handoffs,
         ended: Callable[[Request], None],
+        faults: Switchboard,
     ) -> None:
         """`ended` hears of every request that holds nothing any more."""
         self._model = model
@@ -57,6 +59,7 @@ class Prefill:
         self._outbox = outbox
         self._handoffs = handoffs
         self._ended = ended
+        self._faults = faults
         self.sequences = Sequences(model, keep=model.sequences_max)
         self.bootstrap: dict[int, Request] = {}
         self.waiting: deque[Request] = deque()

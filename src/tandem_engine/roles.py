@@ -75,7 +75,7 @@ class PrefillRole:
         self._rank: Rank | None = None
         self._handoffs = Handoffs(
             slots=settings.disaggregation_max_inflight,
-            memory=worker.switchboard.peer_memory,
+            faults=worker.switchboard,
             open_sender=open_sender,
             tell=self._tell,
             cut=self._cut,
@@ -89,6 +89,7 @@ class PrefillRole:
             outbox=outbox,
             handoffs=self._handoffs,
             ended=worker.room_ended,
+            faults=worker.switchboard,
         )
         self.gauges = self.phase.accounting.gauges
         self.disaggregation = self.phase.accounting.disaggregation
@@ -160,6 +161,7 @@ class DecodeRole:
             landing=self._landing,
             links=self._links,
             ended=worker.room_ended,
+            faults=worker.switchboard,
         )
         self.gauges = self.phase.streaming.gauges
         self.disaggregation = self.phase.streaming.disaggregation

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.pairs import ROOMS, Pair, greedy, pair
-from tandem_engine.faults import Faults
 
 PROMPTS = [
     "hello",
@@ -165,7 +164,7 @@ def test_nothing_stays_held(script, transport, overlap, memory):
         async with pair(prefill=flags, decode=decode) as two:
             play = Play(two)
             play.slow()
-            two.prefill.switchboard.faults = Faults(peer_memory=memory)
+            two.prefill.switchboard.switch(peer_memory=memory)
             for action in script:
                 if memory == "leases" or action[0] != "restart":
                     await play.do(action)

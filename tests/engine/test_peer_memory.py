@@ -108,7 +108,7 @@ class TestStale:
             await two.idle()
 
             assert [answer.status for answer in answers] == [200] * 8
-            assert two.prefill.switchboard.peer_memory() == "stale"
+            assert two.prefill.switchboard.peers.memory() == "stale"
             for one in requests:
                 await leave(one)
 
