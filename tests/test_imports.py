@@ -93,6 +93,16 @@ class TestImports:
                 "tandem_engine/model.py",
                 "import tandem",
             ),
+            (
+                "In the embedded engine imports go to lower ranks only",
+                "tandem_engine/handoffs.py",
+                "import tandem_engine.worker",
+            ),
+            (
+                "The embedded engine has no circles",
+                "tandem_engine/model.py",
+                "import tandem_engine.wire\n\nimport tandem_engine.llama",
+            ),
         ],
     )
     def test_a_planted_import_is_caught(self, copy, contract, path, line):

@@ -8,7 +8,8 @@ Not for: what is computed when.
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from tandem_engine import scoring
 from tandem_engine.config import Settings
@@ -20,20 +21,36 @@ from tandem_engine.request import Request
 from tandem_engine.scheduler import Step
 from tandem_engine.wire import DisaggregationLoad
 
-if TYPE_CHECKING:
-    from tandem_engine.prefill import Prefill
-
 log = logging.getLogger(__name__)
 BATCHES_REMEMBERED = 64
 """How many batches the cache hit rate is taken over."""
 
 
+class Queues(Protocol):
+    """The queues of a prefill, as the gauges count them."""
+
+    running: list[Request]
+
+    @property
+    def bootstrap(self) -> Mapping[int, Request]:
+        """Rooms without metadata or slot."""
+        ...
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """Requests that wait for a sequence."""
+        ...
+
+    @property
+    def inflight(self) -> Mapping[int, Request]:
+        """Rooms that wait for their acknowledgement."""
+        ...
+
+
 class Accounting:
     """The output side of one prefill."""
 
-    def __init__(
-        self, prefill: "Prefill", model: Model, settings: Settings, metrics: Metrics
-    ) -> None:
+    def __init__(self, prefill: Queues, model: Model, settings: Settings, metrics: Metrics) -> None:
         """Reads the queues of `prefill` for the gauges."""
         self._prefill = prefill
         self._model = model

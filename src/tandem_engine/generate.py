@@ -4,19 +4,16 @@ Not for: the OpenAI routes (`openai.py`).
 """
 
 import time
-from typing import TYPE_CHECKING
 
 from tandem_engine import scoring
+from tandem_engine.host import Host
 from tandem_engine.replies import RequestError
 from tandem_engine.request import Finish, Output, Request, Score, ScoresWanted
 from tandem_engine.serving import Live, open_request
 from tandem_engine.wire import GenerateBody, SamplingParams
 
-if TYPE_CHECKING:
-    from tandem_engine.worker import Worker
 
-
-def open_generate(worker: "Worker", body: GenerateBody) -> Live:
+def open_generate(worker: Host, body: GenerateBody) -> Live:
     """The request of a `/generate` body; raises `RequestError`."""
     worker.check_open()
     if (body.text is None) == (body.input_ids is None):
@@ -42,7 +39,7 @@ def open_generate(worker: "Worker", body: GenerateBody) -> Live:
 class GenerateReply:
     """The reply so far; grows with every output, as SGLang's does (text and ids are cumulative)."""
 
-    def __init__(self, worker: "Worker", request: Request) -> None:
+    def __init__(self, worker: Host, request: Request) -> None:
         """Empty."""
         self._request = request
         self._prefill = worker.settings.disaggregation_mode == "prefill"

@@ -6,7 +6,7 @@ look. Not for: what a generation asks for and replies (`generate.py`, `openai.py
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,15 +17,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tandem_engine.generate import GenerateReply, open_generate
+from tandem_engine.host import Host
 from tandem_engine.info import load_of, model_info, models, server_info
 from tandem_engine.openai import OpenAiReply, open_chat, open_completion
 from tandem_engine.replies import RequestError, encode, error, json_reply
 from tandem_engine.request import Output
 from tandem_engine.serving import Live
 from tandem_engine.wire import AbortBody, ChatBody, CompletionBody, GenerateBody, Load
-
-if TYPE_CHECKING:
-    from tandem_engine.worker import Worker
 
 BODY_BYTES_MAX = 8 << 20
 CLIENT_LEFT = 499
@@ -83,7 +81,7 @@ class EventStream(Response):
 class Api:
     """The routes over one worker."""
 
-    def __init__(self, worker: "Worker") -> None:
+    def __init__(self, worker: Host) -> None:
         """Build the application."""
         self._worker = worker
         routes = [

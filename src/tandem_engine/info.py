@@ -4,18 +4,16 @@ For: `http.py`.
 Not for: `/metrics` (`metrics.py`), or anything that changes the worker.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tandem_engine.host import Host
 from tandem_engine.wire import Load, MemoryLoad, QueueLoad
 
-if TYPE_CHECKING:
-    from tandem_engine.worker import Worker
 
-
-def load_of(worker: "Worker") -> Load:
+def load_of(worker: Host) -> Load:
     """The present load, computed now: `/v1/loads` never freezes. 503 while starting."""
-    role = worker.core.role
-    gauges, pending = role.gauges(), role.pending_tokens()
+    readings = worker.readings
+    gauges, pending = readings.gauges(), readings.pending_tokens()
     waiting = gauges.num_queue_reqs + gauges.num_decode_prealloc_queue_reqs
     return Load(
         num_running_reqs=gauges.num_running_reqs,
@@ -30,12 +28,12 @@ def load_of(worker: "Worker") -> Load:
         cache_hit_rate=round(gauges.cache_hit_rate, 4),
         utilization=round(gauges.utilization, 4),
         memory=MemoryLoad(0.0, 0.0, 0.0, gauges.max_total_num_tokens),
-        disaggregation=role.disaggregation(),
+        disaggregation=readings.disaggregation(),
         queues=QueueLoad(waiting=waiting, retracted=gauges.num_retracted_reqs),
     )
 
 
-def server_info(worker: "Worker") -> dict[str, object]:
+def server_info(worker: Host) -> dict[str, object]:
     """Server arguments, state, version: what a router and an operator ask for."""
     settings = worker.settings
     shown = settings.described()
@@ -66,7 +64,7 @@ def server_info(worker: "Worker") -> dict[str, object]:
     }
 
 
-def model_info(worker: "Worker") -> dict[str, object]:
+def model_info(worker: Host) -> dict[str, object]:
     """What `/model_info` shows."""
     return {
         "model_path": worker.settings.model_path,
@@ -81,7 +79,7 @@ def model_info(worker: "Worker") -> dict[str, object]:
     }
 
 
-def models(worker: "Worker") -> dict[str, object]:
+def models(worker: Host) -> dict[str, object]:
     """What `/v1/models` shows."""
     name = worker.settings.served_model_name
     card = {

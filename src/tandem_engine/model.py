@@ -6,7 +6,6 @@ Not for: scheduling, sampling policy or HTTP.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -166,37 +165,3 @@ def check_feeds(model: Model, feeds: Sequence[Feed]) -> None:
             raise ModelError(
                 f"sequence {feed.sequence} is fed a token outside 0..{model.vocabulary - 1}"
             )
-
-
-def load_model(
-    spec: str,
-    *,
-    context_length: int = 2048,
-    sequences_max: int = 8,
-    cells: int = 8192,
-    step_cost_s: float = 0.0,
-) -> Model:
-    """Load `toy`, `toy:SEED`, `smollm2` (the packaged default) or a path to a GGUF file.
-
-    Sizes are in tokens. `step_cost_s` makes each step of the toy that slow; llama.cpp ignores it.
-    Raises `SetupError` when the library or the file is missing or unfit.
-    """
-    # Imported late: the toy must run where the llama.cpp wheel is not installed.
-    from tandem_engine.toy import ToyModel  # noqa: PLC0415
-
-    kind, _, seed = spec.partition(":")
-    if kind == "toy":
-        if seed and not seed.isdecimal():
-            raise SetupError(f"the toy's seed {seed!r} is not a number; write toy:7, for example")
-        return ToyModel(
-            int(seed or 0),
-            context_length=context_length,
-            sequences_max=sequences_max,
-            cells=cells,
-            step_cost_s=step_cost_s,
-        )
-    from tandem_engine.fetch import locate_model  # noqa: PLC0415
-    from tandem_engine.llama import LlamaModel  # noqa: PLC0415
-
-    path = locate_model() if spec == "smollm2" else Path(spec)
-    return LlamaModel(path, context_length=context_length, sequences_max=sequences_max, cells=cells)

@@ -4,19 +4,16 @@ Not for: SGLang's native route (`generate.py`).
 """
 
 import time
-from typing import TYPE_CHECKING
 
 from tandem_engine.chat import prompt_of
+from tandem_engine.host import Host
 from tandem_engine.replies import error_body
 from tandem_engine.request import Finish, Output, Request, Score, ScoresWanted
 from tandem_engine.serving import Live, open_request
 from tandem_engine.wire import ChatBody, CompletionBody, OpenAiBody, SamplingParams
 
-if TYPE_CHECKING:
-    from tandem_engine.worker import Worker
 
-
-def open_chat(worker: "Worker", body: ChatBody) -> Live:
+def open_chat(worker: Host, body: ChatBody) -> Live:
     """The request of a chat body; raises `RequestError`."""
     worker.check_open()
     prompt = worker.model.tokenize(prompt_of(worker.model.chat_template, body), special=True)
@@ -31,7 +28,7 @@ def open_chat(worker: "Worker", body: ChatBody) -> Live:
     )
 
 
-def open_completion(worker: "Worker", body: CompletionBody) -> Live:
+def open_completion(worker: Host, body: CompletionBody) -> Live:
     """The request of a completion body; raises `RequestError`."""
     worker.check_open()
     prompt = body.prompt
@@ -59,7 +56,7 @@ def _sampling(body: OpenAiBody, max_tokens: int | None) -> SamplingParams:
 class OpenAiReply:
     """The reply so far, for both OpenAI routes."""
 
-    def __init__(self, worker: "Worker", request: Request, body: OpenAiBody) -> None:
+    def __init__(self, worker: Host, request: Request, body: OpenAiBody) -> None:
         """Empty."""
         self._worker = worker
         self._request = request

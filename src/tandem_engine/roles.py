@@ -6,7 +6,7 @@ Not for: the phases themselves.
 
 import socket
 import uuid
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tandem_engine.config import StartError
 from tandem_engine.control import Post
@@ -14,22 +14,19 @@ from tandem_engine.decode import Decode
 from tandem_engine.handoff import HandoffError
 from tandem_engine.handoff.transports import open_landing, open_sender
 from tandem_engine.handoffs import Handoffs
+from tandem_engine.host import Host, Readings
 from tandem_engine.links import Links
-from tandem_engine.metrics import Gauges
 from tandem_engine.model import Model
 from tandem_engine.prefill import Prefill
 from tandem_engine.rank import Rank
 from tandem_engine.request import Outbox
-from tandem_engine.wire import Announce, DisaggregationLoad, ToDecode
-
-if TYPE_CHECKING:
-    from tandem_engine.worker import Worker
+from tandem_engine.wire import Announce, ToDecode
 
 SLOTS_MAX = 8
 """Landing slots of a decode: each holds the KV of a whole context, and is backed by memory."""
 
 
-class Role(Protocol):
+class Role(Readings, Protocol):
     """One kind of worker, as `worker.py` needs it."""
 
     @property
@@ -45,18 +42,6 @@ class Role(Protocol):
         """Close connections and hand-off memory; a killed process would not be `clean`."""
         ...
 
-    def gauges(self) -> Gauges:
-        """The present numbers."""
-        ...
-
-    def disaggregation(self) -> DisaggregationLoad:
-        """The `disaggregation` section of `/v1/loads`."""
-        ...
-
-    def pending_tokens(self) -> int:
-        """Prompt tokens that wait."""
-        ...
-
     def held(self) -> dict[str, int]:
         """What is held for requests: all zero when idle."""
         ...
@@ -65,9 +50,7 @@ class Role(Protocol):
 class PrefillRole:
     """The prefill: a rank that listens, and the rooms of its decodes."""
 
-    def __init__(
-        self, worker: "Worker", model: Model, outbox: Outbox, listener: socket.socket
-    ) -> None:
+    def __init__(self, worker: Host, model: Model, outbox: Outbox, listener: socket.socket) -> None:
         """`listener` is the rank's socket."""
         settings = worker.settings
         self._listener = listener
@@ -129,7 +112,7 @@ class PrefillRole:
 class DecodeRole:
     """The decode: a landing for KV, and links to its prefills."""
 
-    def __init__(self, worker: "Worker", model: Model, outbox: Outbox) -> None:
+    def __init__(self, worker: Host, model: Model, outbox: Outbox) -> None:
         """Create the landing; raises `StartError` when there is no room for it."""
         settings = worker.settings
         agent = uuid.uuid4().hex

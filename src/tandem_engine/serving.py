@@ -9,19 +9,16 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
+from tandem_engine.host import Host
 from tandem_engine.replies import RequestError
 from tandem_engine.request import Finish, Output, Request, ScoresWanted
 from tandem_engine.sampling import SamplingParams
 from tandem_engine.text import TextStream
 from tandem_engine.wire import FAKE_BOOTSTRAP_HOST, Bootstrapped
 from tandem_engine.wire import SamplingParams as WireSampling
-
-if TYPE_CHECKING:
-    from tandem_engine.worker import Worker
 
 MAX_NEW_TOKENS = 128
 """SGLang's default for `/generate` and `/v1/completions`."""
@@ -31,7 +28,7 @@ NEVER_REACHED = "The client left."
 class Live:
     """One request of one HTTP connection."""
 
-    def __init__(self, worker: "Worker", request: Request, queue: "asyncio.Queue[Output]") -> None:
+    def __init__(self, worker: Host, request: Request, queue: "asyncio.Queue[Output]") -> None:
         """The request is not submitted yet: `outputs` does it."""
         self._worker = worker
         self._queue = queue
@@ -72,7 +69,7 @@ class Live:
 
 
 def open_request(
-    worker: "Worker",
+    worker: Host,
     body: Bootstrapped,
     prompt: list[int],
     sampling: WireSampling,
@@ -118,7 +115,7 @@ def open_request(
     return Live(worker, request, queue)
 
 
-def _meeting(worker: "Worker", body: Bootstrapped) -> tuple[int, str]:
+def _meeting(worker: Host, body: Bootstrapped) -> tuple[int, str]:
     """The room and the bootstrap address of a request."""
     settings = worker.settings
     if body.bootstrap_room is None:

@@ -7,8 +7,10 @@ Not for: which tokens there are.
 """
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence, Sized
+from typing import Protocol
 
+from tandem_engine.arrivals import Arrivals
 from tandem_engine.config import Settings
 from tandem_engine.logs import batch_line
 from tandem_engine.metrics import IDLE_GAUGES_EVERY_S, Gauges, Metrics
@@ -17,17 +19,35 @@ from tandem_engine.request import Finish, Outbox, Output, Request, Score
 from tandem_engine.scheduler import Step
 from tandem_engine.wire import DisaggregationLoad
 
-if TYPE_CHECKING:
-    from tandem_engine.decode import Decode
-
 log = logging.getLogger(__name__)
+
+
+class Queues(Protocol):
+    """The queues of a decode, as the gauges count them, and where finished requests go."""
+
+    arrivals: Arrivals
+    running: list[Request]
+
+    @property
+    def prealloc(self) -> Sequence[Request]:
+        """Requests whose KV has no place yet."""
+        ...
+
+    @property
+    def retraction(self) -> Sized:
+        """Requests taken out for room."""
+        ...
+
+    def finished(self, request: Request) -> None:
+        """A request gave its last output."""
+        ...
 
 
 class Streaming:
     """The output side of one decode."""
 
     def __init__(
-        self, decode: "Decode", model: Model, settings: Settings, metrics: Metrics, outbox: Outbox
+        self, decode: Queues, model: Model, settings: Settings, metrics: Metrics, outbox: Outbox
     ) -> None:
         """Reads the queues of `decode` for the gauges."""
         self._decode = decode

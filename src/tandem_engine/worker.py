@@ -13,16 +13,17 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
-from typing import Literal
 
 from tandem_engine.bootstrap import Bootstrap
 from tandem_engine.config import Settings, StartError, Timeouts
 from tandem_engine.decode import Decode
 from tandem_engine.faults import Switchboard
+from tandem_engine.host import State
 from tandem_engine.http import Api
 from tandem_engine.listeners import Listeners
+from tandem_engine.loading import load_model
 from tandem_engine.metrics import Metrics
-from tandem_engine.model import Model, ModelError, load_model
+from tandem_engine.model import Model, ModelError
 from tandem_engine.prefill import Prefill
 from tandem_engine.replies import RequestError
 from tandem_engine.request import HEALTH_RID_PREFIX, Outbox, Output, Request
@@ -40,8 +41,6 @@ REQUESTS_MAX = 4096
 STOP_S = 2.0
 STILL_S = 1.0
 """A drain ends early when no step was computed for this long."""
-
-State = Literal["starting", "ready", "draining", "dead"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,6 +113,11 @@ class Worker:
     def model(self) -> Model:
         """The model; raises as `core` does."""
         return self.core.model
+
+    @property
+    def readings(self) -> Role:
+        """The live numbers; raises as `core` does."""
+        return self.core.role
 
     # --- Life ---
 

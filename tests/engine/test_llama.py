@@ -8,13 +8,13 @@ from tandem_engine.fetch import DEFAULT, locate_model
 from tandem_engine.handoff.header import HEADER_BYTES, Header, open_blob
 from tandem_engine.handoff.shm import Attachment, Segment
 from tandem_engine.llama import LlamaModel
+from tandem_engine.loading import load_model
 from tandem_engine.model import (
     Feed,
     KvExhaustedError,
     KvMismatchError,
     ModelError,
     SetupError,
-    load_model,
 )
 from tandem_engine.sampling import gap_of
 

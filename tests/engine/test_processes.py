@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 
 from engine.processes import end, free_port, ready, spawn, terminated
-from tandem_engine.model import Feed, load_model
+from tandem_engine.loading import load_model
+from tandem_engine.model import Feed
 
 PROMPT = "The capital of France is Paris. The capital of Italy is"
 

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tandem_engine.loading import load_model
 from tandem_engine.model import (
     Feed,
     KvExhaustedError,
     KvMismatchError,
     ModelError,
     SetupError,
-    load_model,
 )
 from tandem_engine.toy import ROW_BYTES, VOCABULARY, ToyModel
 

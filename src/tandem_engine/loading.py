@@ -1,0 +1,42 @@
+"""Which model a name means: `toy`, `toy:SEED`, `smollm2` or a path to a GGUF file.
+
+For: `worker.py`, and tests and benches that want a model without a worker.
+Not for: what a model is asked (`model.py`).
+"""
+
+from pathlib import Path
+
+from tandem_engine.model import Model, SetupError
+from tandem_engine.toy import ToyModel
+
+
+def load_model(
+    spec: str,
+    *,
+    context_length: int = 1024,
+    sequences_max: int = 8,
+    cells: int = 8192,
+    step_cost_s: float = 0.0,
+) -> Model:
+    """Load the model that `spec` names.
+
+    Sizes are in tokens. `step_cost_s` makes each step of the toy that slow; llama.cpp ignores it.
+    Raises `SetupError` when the library or the file is missing or unfit.
+    """
+    kind, _, seed = spec.partition(":")
+    if kind == "toy":
+        if seed and not seed.isdecimal():
+            raise SetupError(f"the toy's seed {seed!r} is not a number; write toy:7, for example")
+        return ToyModel(
+            int(seed or 0),
+            context_length=context_length,
+            sequences_max=sequences_max,
+            cells=cells,
+            step_cost_s=step_cost_s,
+        )
+    # Imported late: the toy must run where the llama.cpp wheel is not installed.
+    from tandem_engine.fetch import locate_model  # noqa: PLC0415
+    from tandem_engine.llama import LlamaModel  # noqa: PLC0415
+
+    path = locate_model() if spec == "smollm2" else Path(spec)
+    return LlamaModel(path, context_length=context_length, sequences_max=sequences_max, cells=cells)
