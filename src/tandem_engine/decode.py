@@ -40,7 +40,7 @@ ABORTED = "Aborted by AbortReq."
 class Decode:
     """Drives the decode phase over one model."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one of each of what a phase runs on
         self,
         model: Model,
         settings: Settings,
