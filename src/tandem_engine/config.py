@@ -79,6 +79,9 @@ class Settings:
     num_reserved_decode_tokens: int = 512
     cuda_graph_max_bs: int | None = None
     disaggregation_max_inflight: int = 16
+    ranks: int = 1
+    watchdog_s: float = 300.0
+    """`--watchdog-timeout`."""
     drain_timeout_s: float = 5.0
     enable_metrics: bool = True
     enable_faults: str | None = None
@@ -88,8 +91,9 @@ class Settings:
         """The server arguments as `/server_info` and the start line give them."""
         shown: dict[str, object] = {field.name: getattr(self, field.name) for field in fields(self)}
         shown["decode_log_interval"] = shown.pop("decode_log_steps")
+        shown["watchdog_timeout"] = shown.pop("watchdog_s")
         shown |= {
-            "tp_size": 1,
+            "tp_size": shown.pop("ranks"),
             "dp_size": 1,
             "pp_size": 1,
             "page_size": 1,
@@ -160,6 +164,12 @@ def parser_of(mode: Mode, prog: str) -> argparse.ArgumentParser:
         help="decode steps between log lines and gauge updates (default: %(default)s)")  # fmt: skip
     add("--num-reserved-decode-tokens", type=_at_least(1), default=512,
         help="cells a new sequence is admitted with beyond its prompt, at most (default: "
+        "%(default)s)")  # fmt: skip
+    add("--ranks", "--tp-size", type=_at_least(1, 16), default=1,
+        help="processes that compute every step in lock step, as tensor-parallel ranks do: rank 0 "
+        "serves, the others hold a shard of the hash model's (default: %(default)s)")  # fmt: skip
+    add("--watchdog-timeout", dest="watchdog_s", type=_seconds, default=300.0,
+        help="end the worker when one step takes longer, seconds; 0 never does (default: "
         "%(default)s)")  # fmt: skip
     add("--cuda-graph-max-bs", type=_at_least(1), help="accepted and shown; there is no GPU here")
     add("--drain-timeout-s", type=_seconds, default=5.0,

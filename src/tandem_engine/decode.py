@@ -93,6 +93,7 @@ class Decode:
         """The client of this request is gone."""
         if not request.live:
             return
+        self._faults.compute.aborted()
         self._metrics.aborted.add()
         if request.phase is Phase.TRANSFER:
             self._fail(request, ABORTED)

@@ -95,6 +95,7 @@ class Prefill:
     def left(self, request: Request) -> None:
         """The client of this request is gone."""
         if not request.answered:
+            self._faults.compute.aborted()
             self._metrics.aborted.add()
             self._give_up(request)
 

@@ -9,12 +9,14 @@ For: the loop, its inbox, and the thread that computes.
 Not for: what a step contains (`prefill.py`, `decode.py`).
 """
 
+import asyncio
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Protocol
 
 from tandem_engine.model import Feed, Logits, Model, ModelError
@@ -22,6 +24,10 @@ from tandem_engine.request import Outbox, Request
 
 log = logging.getLogger(__name__)
 WAIT_S_MAX = 1.0
+STEP_S_MAX = 10.0
+"""A step that takes longer will not end: the longest one, 256 tokens, takes two seconds."""
+HELD_S = 0.02
+BUSY = bytes(1 << 20)
 BESIDE_S = 0.005
 """How often `prepare` looks around while a step computes; events wake it at once."""
 
@@ -80,9 +86,11 @@ class PhaseLoop(Protocol):
 class Compute:
     """The thread that runs `Model.step` beside the scheduler's."""
 
-    def __init__(self, model: Model, finished: Callable[[Result], None]) -> None:
+    def __init__(
+        self, step: Callable[[list[Feed]], list[Logits]], finished: Callable[[Result], None]
+    ) -> None:
         """Start the thread; `finished` is called on it with what each step gave."""
-        self._model = model
+        self._step = step
         self._finished = finished
         self._work: queue.SimpleQueue[list[Feed] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
@@ -92,15 +100,16 @@ class Compute:
         """Begin a step; the model belongs to the compute thread until it has finished."""
         self._work.put(feeds)
 
-    def stop(self) -> None:
-        """End the thread after what it is doing."""
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread after what it is doing; whether it did in time."""
         self._work.put(None)
-        self._thread.join(timeout=10.0)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (feeds := self._work.get()) is not None:
             try:
-                self._finished(self._model.step(feeds))
+                self._finished(self._step(feeds))
             except BaseException as problem:  # noqa: BLE001 - handed over and raised by the scheduler
                 self._finished(problem)
 
@@ -116,15 +125,21 @@ class Scheduler:
         *,
         overlap: bool,
         died: Callable[[BaseException], None],
+        held: Callable[[Sequence[Feed]], str],
     ) -> None:
-        """`died` is called on the scheduler's thread when the loop breaks by a bug."""
+        """`died` is called on the scheduler's thread when the loop breaks by a bug.
+
+        `held` says whether a step must not return now: it `blocks` or `spins` until it may.
+        """
         self._model = model
         self._phase = phase
         self._outbox = outbox
         self._inbox: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]]
         self._inbox = queue.SimpleQueue()
         self._result: Result | None = None
-        self._compute = Compute(model, self._computed) if overlap else None
+        self._held = held
+        self._ending = threading.Event()
+        self._compute = Compute(self._forward, self._computed) if overlap else None
         self._died = died
         self._stopping = False
         self.outputs = 0
@@ -143,14 +158,16 @@ class Scheduler:
         """Have `handler` called on the scheduler's thread; from any thread."""
         self._inbox.put((handler, arguments))
 
-    def stop(self) -> None:
-        """End the loop after the current step and wait for it."""
-        self.post(self._stop)
-        self._thread.join(timeout=30.0)
-        if self._compute is not None:
-            self._compute.stop()
+    def stop(self, timeout_s: float = STEP_S_MAX) -> bool:
+        """End the loop after the current step; whether that ended in time and nothing runs."""
+        self._ending.set()
+        self.post(self.end)
+        self._thread.join(timeout_s)
+        ended = not self._thread.is_alive()
+        return (self._compute is None or self._compute.stop(timeout_s if ended else 0.0)) and ended
 
-    def _stop(self) -> None:
+    def end(self) -> None:
+        """On the scheduler's thread: let the loop return after the current step."""
         self._stopping = True
 
     def _guarded(self) -> None:
@@ -187,7 +204,7 @@ class Scheduler:
         self.stepping = True
         try:
             if self._compute is None:
-                logits = self._model.step(step.feeds)
+                logits = self._forward(step.feeds)
             else:
                 self._compute.start(step.feeds)
                 logits = self._beside(previous)
@@ -217,6 +234,15 @@ class Scheduler:
             raise result
         return result
 
+    def _forward(self, feeds: list[Feed]) -> list[Logits]:
+        """One forward pass, on the thread that computes."""
+        while (how := self._held(feeds)) and not self._ending.is_set():
+            if how == "spins":
+                blake2b(BUSY)  # a core's work, without the interpreter's lock
+            else:
+                self._ending.wait(HELD_S)
+        return self._model.step(feeds)
+
     def _computed(self, result: Result) -> None:
         """On the compute thread: hand the result over and wake the loop."""
         self.post(self._take, result)
@@ -235,3 +261,24 @@ class Scheduler:
                 handler, arguments = self._inbox.get_nowait()
         except queue.Empty:
             return
+
+
+async def watchdog(scheduler: Scheduler, timeout_s: float, fired: Callable[[], None]) -> None:
+    """Tell when one step takes longer than `timeout_s`; 0 never does.
+
+    SGLang's scheduler watchdog (protocol reference section 5): looks every half of the time, and
+    only while a batch is current, so a worker that has nothing to compute is never found stuck.
+    """
+    if timeout_s <= 0:
+        return
+    seen, since_s = -1, time.monotonic()
+    while (
+        not scheduler.stepping
+        or scheduler.outputs != seen
+        or (time.monotonic() - since_s <= timeout_s)
+    ):
+        if not scheduler.stepping or scheduler.outputs != seen:
+            seen, since_s = scheduler.outputs, time.monotonic()
+        await asyncio.sleep(timeout_s / 2)
+    log.error("Scheduler watchdog timeout (self.watchdog_timeout=%s, self.soft=False)", timeout_s)
+    fired()

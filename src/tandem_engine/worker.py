@@ -10,11 +10,12 @@ import dataclasses
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib import metadata
 
 from tandem_engine.bootstrap import Bootstrap
+from tandem_engine.collective import CollectiveError, Sizes
 from tandem_engine.config import Settings, StartError, Timeouts
 from tandem_engine.decode import Decode
 from tandem_engine.faults import Switchboard
@@ -22,6 +23,7 @@ from tandem_engine.host import State
 from tandem_engine.http import Api
 from tandem_engine.listeners import Listeners
 from tandem_engine.loading import load_model
+from tandem_engine.lockstep import LockstepModel, Ranks, start_ranks
 from tandem_engine.metrics import Metrics
 from tandem_engine.model import Model, ModelError
 from tandem_engine.prefill import Prefill
@@ -29,7 +31,7 @@ from tandem_engine.replies import RequestError
 from tandem_engine.request import HEALTH_RID_PREFIX, Outbox, Output, Request
 from tandem_engine.roles import DecodeRole, PrefillRole, Role
 from tandem_engine.sampling import SamplingParams
-from tandem_engine.scheduler import Scheduler
+from tandem_engine.scheduler import Scheduler, watchdog
 from tandem_engine.text import TextStream
 from tandem_engine.wire import FAKE_BOOTSTRAP_HOST, Registration
 
@@ -87,9 +89,11 @@ class Worker:
         self.metrics = Metrics(settings.served_model_name, settings.disaggregation_mode)
         self._bootstrap = Bootstrap() if prefill else None
         self._core: Core | None = None
+        self._ranks: Ranks | None = None
+        self._watches: set[asyncio.Task[None]] = set()
         self._killed = False
         self.fatal = asyncio.Event()
-        """Set when the scheduler broke by a bug: the process should end."""
+        """Set when the scheduler or a rank broke: the process should end."""
 
     @property
     def url(self) -> str:
@@ -128,22 +132,42 @@ class Worker:
         if self._bootstrap is not None:
             self._listeners.serve("bootstrap server", self._bootstrap.app)
         self._listeners.serve("HTTP API", Api(self).app)
-        settings = self.settings
-        try:
-            model = await asyncio.to_thread(
-                load_model,
-                settings.model_path,
-                context_length=self.context_length,
-                sequences_max=settings.max_running_requests + 1,
-                cells=settings.max_total_tokens,
-            )
-        except ModelError as problem:
-            raise StartError(str(problem)) from problem
+        model = await self._load()
         self._core = self._assemble(model)
+        self._watch(watchdog(self._core.scheduler, self.settings.watchdog_s, self._broken))
+        if self._ranks is not None:
+            self._watch(self._ranks.watch(self._broken))
         if self._bootstrap is not None:
             self._bootstrap.register(self._registration(model))
         self.state = "ready"
         log.info("The server is fired up and ready to roll!")
+
+    async def _load(self) -> Model:
+        """The model, in lock step with the other ranks when there are any; raises `StartError`."""
+        settings = self.settings
+        sizes = Sizes(
+            self.context_length, settings.max_running_requests + 1, settings.max_total_tokens
+        )
+        try:
+            if settings.ranks > 1:
+                self._ranks = await start_ranks(settings.ranks - 1, sizes)
+            model = await asyncio.to_thread(
+                load_model,
+                settings.model_path,
+                context_length=sizes.context_length,
+                sequences_max=sizes.sequences_max,
+                cells=sizes.cells,
+            )
+            if self._ranks is None:
+                return model
+            return await asyncio.to_thread(
+                LockstepModel, model, self._ranks.hub, self.switchboard.compute.apart
+            )
+        except (ModelError, CollectiveError, OSError) as problem:
+            raise StartError(str(problem)) from problem
+
+    def _watch(self, watch: Coroutine[None, None, None]) -> None:
+        self._watches.add(asyncio.create_task(watch))
 
     def _assemble(self, model: Model) -> "Core":
         """Everything over a loaded model, running; raises `StartError`."""
@@ -159,6 +183,7 @@ class Worker:
             outbox,
             overlap=not self.settings.disable_overlap_schedule,
             died=self._died,
+            held=self.switchboard.compute.held,
         )
         role.bind(scheduler.post)
         scheduler.start()
@@ -186,10 +211,17 @@ class Worker:
         """End at once, as a killed process would; `clean` also removes the landing's memory."""
         core, killed = self._core, self._killed
         self._killed = True
+        for watch in self._watches:
+            watch.cancel()
+        if self._ranks is not None and (not clean or core is None or core.scheduler.stepping):
+            self._ranks.close()
         if core is not None and not killed:
-            await asyncio.to_thread(core.scheduler.stop)
+            ended = await asyncio.to_thread(core.scheduler.stop)
             await asyncio.to_thread(core.role.close, clean=clean)
-            core.model.close()
+            if ended:
+                core.model.close()
+        if self._ranks is not None:
+            await self._ranks.end()
         self.state = "dead"
         await self._listeners.stop(clean=clean)
 
@@ -204,9 +236,14 @@ class Worker:
 
     def _died(self, problem: BaseException) -> None:
         """The scheduler's thread broke: the worker must not stay half alive."""
+        if self._killed:
+            return
         log.error("Scheduler hit an exception", exc_info=problem)
+        self._loop.call_soon_threadsafe(self._broken)
+
+    def _broken(self) -> None:
         self.state = "dead"
-        self._loop.call_soon_threadsafe(self.fatal.set)
+        self.fatal.set()
 
     # --- Requests ---
 
