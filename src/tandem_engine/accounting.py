@@ -14,7 +14,7 @@ from typing import Protocol
 from tandem_engine import scoring
 from tandem_engine.config import Settings
 from tandem_engine.handoffs import Settled
-from tandem_engine.logs import batch_line
+from tandem_engine.logs import PrefillLine
 from tandem_engine.metrics import IDLE_GAUGES_EVERY_S, Gauges, Metrics
 from tandem_engine.model import Feed, Logits, Model
 from tandem_engine.request import Request
@@ -50,9 +50,9 @@ class Queues(Protocol):
 class Accounting:
     """The output side of one prefill."""
 
-    def __init__(self, prefill: Queues, model: Model, settings: Settings, metrics: Metrics) -> None:
-        """Reads the queues of `prefill` for the gauges."""
-        self._prefill = prefill
+    def __init__(self, queues: Queues, model: Model, settings: Settings, metrics: Metrics) -> None:
+        """Reads the `queues` for the gauges."""
+        self._queues = queues
         self._model = model
         self._settings = settings
         self._metrics = metrics
@@ -90,20 +90,19 @@ class Accounting:
 
     def _log(self, begun: int, tokens: int, cached: int) -> None:
         gauges = self.gauges()
-        fields = {
-            "#new-seq": begun,
-            "#new-token": tokens,
-            "#cached-token": cached,
-            "token usage": round(gauges.token_usage, 2),
-            "#running-req": len(self._prefill.running),
-            "#queue-req": gauges.num_queue_reqs,
-            "#pending-token": self.pending_tokens(),
-            "#bootstrap-req": gauges.num_prefill_bootstrap_queue_reqs,
-            "#inflight-req": gauges.num_prefill_inflight_queue_reqs,
-            "cuda graph": False,
-            "input throughput (token/s)": round(self._throughput, 2),
-        }
-        log.info("%s", batch_line("Prefill batch", fields))
+        line = PrefillLine(
+            new_seqs=begun,
+            new_tokens=tokens,
+            cached_tokens=cached,
+            token_usage=gauges.token_usage,
+            running=len(self._queues.running),
+            queued=gauges.num_queue_reqs,
+            pending_tokens=self.pending_tokens(),
+            bootstrap=gauges.num_prefill_bootstrap_queue_reqs,
+            inflight=gauges.num_prefill_inflight_queue_reqs,
+            throughput=self._throughput,
+        )
+        log.info("%s", line.text(self._settings.metrics_era))
 
     def transferred(self, settled: Settled) -> None:
         """Observe one acknowledged hand-off; SGLang observes successes only."""
@@ -122,32 +121,36 @@ class Accounting:
 
     def _write_gauges(self, now_s: float) -> None:
         self._gauges_s = now_s
-        self._metrics.write_gauges(self.gauges())
+        cached, computed = self._hits[-1] if self._hits else (0, 0)
+        gauges = self.gauges()
+        # The page has the last batch's, `/v1/loads` that of the last few.
+        gauges.cache_hit_rate = cached / (cached + computed) if cached else 0.0
+        self._metrics.write_gauges(gauges)
 
     def pending_tokens(self) -> int:
         """Prompt tokens waiting to be computed."""
-        prefill = self._prefill
-        requests = [*prefill.bootstrap.values(), *prefill.waiting, *prefill.running]
+        queues = self._queues
+        requests = [*queues.bootstrap.values(), *queues.waiting, *queues.running]
         return sum(len(request.prompt) - request.computed for request in requests)
 
     def gauges(self) -> Gauges:
         """The present numbers; read from any thread."""
-        prefill, cells = self._prefill, self._model.cells
+        queues, cells = self._queues, self._model.cells
         used = self._model.cells_used()
         hits = list(self._hits)
         total = sum(cached + computed for cached, computed in hits)
         return Gauges(
             num_running_reqs=self._batch,
-            num_queue_reqs=len(prefill.waiting),
-            num_prefill_bootstrap_queue_reqs=len(prefill.bootstrap),
-            num_prefill_inflight_queue_reqs=len(prefill.inflight),
+            num_queue_reqs=len(queues.waiting),
+            num_prefill_bootstrap_queue_reqs=len(queues.bootstrap),
+            num_prefill_inflight_queue_reqs=len(queues.inflight),
             cache_hit_rate=sum(cached for cached, _ in hits) / total if total else 0.0,
             token_usage=used / cells,
             full_token_usage=used / cells,
             num_used_tokens=used,
             kv_used_tokens=used,
             kv_available_tokens=cells - used,
-            utilization=len(prefill.running) / self._settings.max_running_requests,
+            utilization=-1.0,
             max_total_num_tokens=cells,
         )
 
@@ -155,8 +158,8 @@ class Accounting:
         """The `disaggregation` section of `/v1/loads`, live."""
         return DisaggregationLoad(
             mode="prefill",
-            prefill_bootstrap_queue_reqs=len(self._prefill.bootstrap),
-            prefill_inflight_queue_reqs=len(self._prefill.inflight),
+            prefill_bootstrap_queue_reqs=len(self._queues.bootstrap),
+            prefill_inflight_queue_reqs=len(self._queues.inflight),
             kv_transfer_speed_gb_s=self._transfer[0],
             kv_transfer_latency_ms=self._transfer[1],
         )

@@ -8,7 +8,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, get_args
 
 EXIT_WORLD = 4
 """The machine said no: a port in use, a missing model, a missing wheel."""
@@ -16,6 +16,8 @@ EXIT_CONFIG = 3
 """The command line said something impossible."""
 
 Mode = Literal["prefill", "decode"]
+Era = Literal["0.5.6", "0.5.23"]
+"""Which SGLang a worker looks like from outside: metrics, log lines, routes, version."""
 CHUNK_TOKENS_MAX = 256
 """A longer `llama_decode` call runs for seconds without a counter moving."""
 
@@ -84,6 +86,7 @@ class Settings:
     """`--watchdog-timeout`."""
     drain_timeout_s: float = 5.0
     enable_metrics: bool = True
+    metrics_era: Era = "0.5.23"
     enable_faults: str | None = None
     log_level: str = "info"
 
@@ -92,6 +95,8 @@ class Settings:
         shown: dict[str, object] = {field.name: getattr(self, field.name) for field in fields(self)}
         shown["decode_log_interval"] = shown.pop("decode_log_steps")
         shown["watchdog_timeout"] = shown.pop("watchdog_s")
+        # SGLang has no such argument: the version says it.
+        del shown["metrics_era"]
         shown |= {
             "tp_size": shown.pop("ranks"),
             "dp_size": 1,
@@ -176,6 +181,9 @@ def parser_of(mode: Mode, prog: str) -> argparse.ArgumentParser:
         help="how long SIGTERM waits for what still moves (default: %(default)s)")  # fmt: skip
     add("--enable-metrics", action=argparse.BooleanOptionalAction, default=True,
         help="serve /metrics (default: on)")  # fmt: skip
+    add("--metrics-era", choices=get_args(Era), default="0.5.23",
+        help="which SGLang to look like: metrics, log lines, routes, version (default: "
+        "%(default)s)")  # fmt: skip
     add("--enable-faults", metavar="FILE",
         help="fault switchboard: settings kept in FILE, changed at /faults")  # fmt: skip
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info",

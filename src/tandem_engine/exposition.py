@@ -19,16 +19,22 @@ class Family:
     def __init__(self, name: str, text: str, labels: dict[str, str]) -> None:
         """`labels` are on every sample."""
         self.name, self.text, self.labels = name, text, labels
+        self.unlabelled: frozenset[str] = frozenset()
+        """Labels that callers give and this page does not show."""
         self._lock = threading.Lock()
+
+    def _key(self, extra: dict[str, str]) -> Extra:
+        return tuple(sorted(item for item in extra.items() if item[0] not in self.unlabelled))
 
     def lines(self) -> Iterable[str]:
         """The samples as text lines."""
         raise NotImplementedError
 
     def exposed(self) -> str:
-        """HELP, TYPE and samples."""
+        """HELP, TYPE and samples; nothing at all before the first sample."""
         head = f"# HELP {self.name} {self.text}\n# TYPE {self.name} {self.kind}\n"
-        return head + "".join(f"{line}\n" for line in self.lines())
+        lines = "".join(f"{line}\n" for line in self.lines())
+        return head + lines if lines else ""
 
     def _line(self, suffix: str, extra: Extra, value: float) -> str:
         pairs = [*self.labels.items(), *extra]
@@ -52,13 +58,13 @@ class Counter(Family):
 
     def add(self, amount: float = 1.0, **extra: str) -> None:
         """Grow by `amount`."""
-        key = tuple(sorted(extra.items()))
+        key = self._key(extra)
         with self._lock:
             self._values[key] = self._values.get(key, 0.0) + amount
 
     def value(self, **extra: str) -> float:
         """The present value; 0 when never grown."""
-        return self._values.get(tuple(sorted(extra.items())), 0.0)
+        return self._values.get(self._key(extra), 0.0)
 
     def lines(self) -> Iterable[str]:
         """One line per label set."""
@@ -73,13 +79,13 @@ class Gauge(Family):
     kind = "gauge"
 
     def __init__(self, name: str, text: str, labels: dict[str, str]) -> None:
-        """Zero until written."""
+        """Not on the page until written."""
         super().__init__(name, text, labels)
-        self.value = 0.0
+        self.value: float | None = None
 
     def lines(self) -> Iterable[str]:
-        """One line."""
-        return [self._line("", (), self.value)]
+        """One line; none before the first writing."""
+        return [] if self.value is None else [self._line("", (), self.value)]
 
 
 class Histogram(Family):
@@ -93,18 +99,16 @@ class Histogram(Family):
         text: str,
         labels: dict[str, str],
         bounds: Sequence[float],
-        *,
-        zero: bool = True,
     ) -> None:
-        """`bounds` are the upper bounds, ascending, without infinity; `zero` as for a counter."""
+        """`bounds` are the upper bounds, ascending, without infinity."""
         super().__init__(name, text, labels)
         self._bounds = list(bounds)
-        self._cells: dict[Extra, list[int]] = {(): [0] * (len(bounds) + 1)} if zero else {}
-        self._sums: dict[Extra, float] = {(): 0.0} if zero else {}
+        self._cells: dict[Extra, list[int]] = {}
+        self._sums: dict[Extra, float] = {}
 
     def observe(self, value: float, **extra: str) -> None:
         """Take one observation."""
-        key = tuple(sorted(extra.items()))
+        key = self._key(extra)
         with self._lock:
             cells = self._cells.setdefault(key, [0] * (len(self._bounds) + 1))
             cells[bisect.bisect_left(self._bounds, value)] += 1
@@ -129,9 +133,15 @@ class Histogram(Family):
 class Registry:
     """Families under one prefix, in the order they are declared."""
 
-    def __init__(self, prefix: str) -> None:
-        """Empty."""
-        self._prefix = prefix
+    def __init__(
+        self,
+        prefix: str,
+        *,
+        hidden: frozenset[str] = frozenset(),
+        unlabelled: frozenset[str] = frozenset(),
+    ) -> None:
+        """`hidden` families are counted and not shown, `unlabelled` labels are not shown."""
+        self._prefix, self._hidden, self._unlabelled = prefix, hidden, unlabelled
         self.families: list[Family] = []
 
     def counter(
@@ -139,28 +149,27 @@ class Registry:
     ) -> Counter:
         """Declare a counter."""
         family = Counter(self._prefix + name, text, labels, zero=zero)
-        self.families.append(family)
+        self._declare(name, family)
         return family
 
-    def gauge(self, name: str, text: str, labels: dict[str, str]) -> Gauge:
-        """Declare a gauge."""
+    def gauge(self, name: str, text: str, labels: dict[str, str], *, always: bool = False) -> Gauge:
+        """Declare a gauge; `always` shows it even where its name is hidden."""
         family = Gauge(self._prefix + name, text, labels)
-        self.families.append(family)
+        self._declare(name, family, always=always)
         return family
 
     def histogram(
-        self,
-        name: str,
-        text: str,
-        labels: dict[str, str],
-        bounds: Sequence[float],
-        *,
-        zero: bool = True,
+        self, name: str, text: str, labels: dict[str, str], bounds: Sequence[float]
     ) -> Histogram:
         """Declare a histogram."""
-        family = Histogram(self._prefix + name, text, labels, bounds, zero=zero)
-        self.families.append(family)
+        family = Histogram(self._prefix + name, text, labels, bounds)
+        self._declare(name, family)
         return family
+
+    def _declare(self, name: str, family: Family, *, always: bool = False) -> None:
+        family.unlabelled = self._unlabelled
+        if always or name not in self._hidden:
+            self.families.append(family)
 
 
 def _escaped(text: str) -> str:

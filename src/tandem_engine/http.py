@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from tandem_engine.generate import GenerateReply, open_generate
 from tandem_engine.host import Host
-from tandem_engine.info import load_of, model_info, models, server_info
+from tandem_engine.info import load_of, model_info, models, old_load_of, server_info
 from tandem_engine.openai import OpenAiReply, open_chat, open_completion
 from tandem_engine.replies import RequestError, encode, error, json_reply
 from tandem_engine.request import Output
@@ -92,15 +92,16 @@ class Api:
             Route("/flush_cache", self._flush, methods=["POST", "GET"]),
             Route("/health", self._health),
             Route("/health_generate", self._health),
-            Route("/ready", self._ready),
             Route("/server_info", self._server_info),
             Route("/get_server_info", self._server_info),
             Route("/model_info", self._model_info),
             Route("/get_model_info", self._model_info),
             Route("/v1/models", self._models),
-            Route("/v1/loads", self._loads),
             Route("/get_load", self._load),
         ]
+        if worker.settings.metrics_era != "0.5.6":
+            # 0.5.6 has /get_load alone, and is not /ready but /health.
+            routes += [Route("/v1/loads", self._loads), Route("/ready", self._ready)]
         if worker.settings.enable_metrics:
             routes += [Route("/metrics", self._metrics), Route("/metrics/", self._metrics)]
         if worker.switchboard.enabled:
@@ -164,17 +165,7 @@ class Api:
         )
 
     async def _load(self, http: HttpRequest) -> Response:
-        load = load_of(self._worker)
-        return json_reply(
-            [
-                {
-                    "dp_rank": 0,
-                    "num_reqs": load.num_running_reqs + load.num_waiting_reqs,
-                    "num_waiting_reqs": load.num_waiting_reqs,
-                    "num_tokens": load.num_used_tokens,
-                }
-            ]
-        )
+        return json_reply(old_load_of(self._worker))
 
     async def _loads(self, http: HttpRequest) -> Response:
         include = http.query_params.get("include")

@@ -33,6 +33,28 @@ def load_of(worker: Host) -> Load:
     )
 
 
+def old_load_of(worker: Host) -> list[dict[str, object]]:
+    """What `/get_load` shows: every queue is waiting, and a prefill runs nothing (0.5.6)."""
+    load = load_of(worker)
+    queues = load.disaggregation
+    waiting = (
+        worker.readings.gauges().num_queue_reqs
+        + queues.prefill_bootstrap_queue_reqs
+        + queues.decode_prealloc_queue_reqs
+        + queues.decode_transfer_queue_reqs
+        + queues.decode_retracted_queue_reqs
+    )
+    running = 0 if queues.mode == "prefill" else load.num_running_reqs
+    return [
+        {
+            "dp_rank": 0,
+            "num_reqs": running + waiting,
+            "num_waiting_reqs": waiting,
+            "num_tokens": load.num_total_tokens,
+        }
+    ]
+
+
 def server_info(worker: Host) -> dict[str, object]:
     """Server arguments, state, version: what a router and an operator ask for."""
     settings = worker.settings
@@ -54,10 +76,11 @@ def server_info(worker: Host) -> dict[str, object]:
                 "memory_usage": {"token_capacity": load.max_total_num_tokens},
             }
         )
+    if settings.metrics_era != "0.5.6":
+        shown["startup_time"] = worker.started_s
     return shown | {
         "version": worker.version,
         "engine": "tandem_engine",
-        "startup_time": worker.started_s,
         "status": worker.state,
         "max_total_num_tokens": settings.max_total_tokens,
         "internal_states": states,

@@ -5,7 +5,9 @@ Not for: what is worth a line (the phases decide).
 
 import logging
 import sys
-from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tandem_engine.config import Era
 
 
 def set_up(level: str) -> None:
@@ -18,6 +20,65 @@ def set_up(level: str) -> None:
     logging.getLogger("tandem_engine").setLevel(level.upper())
 
 
-def batch_line(name: str, fields: Mapping[str, object]) -> str:
-    """`Prefill batch, #new-seq: 1, ...`."""
-    return ", ".join([name, *(f"{field}: {value}" for field, value in fields.items())])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillLine:
+    """What a prefill says of one batch."""
+
+    new_seqs: int
+    new_tokens: int
+    cached_tokens: int
+    token_usage: float
+    running: int
+    queued: int
+    pending_tokens: int
+    bootstrap: int
+    inflight: int
+    throughput: float
+    """Tokens a second."""
+
+    def text(self, era: Era) -> str:
+        """The line as that SGLang writes it (`metrics_reporter.py`, `scheduler_metrics_mixin.py`).
+
+        0.5.6 knows fewer fields, and its lines end in a comma.
+        """
+        old = era == "0.5.6"
+        said = (
+            f"Prefill batch, #new-seq: {self.new_seqs}, #new-token: {self.new_tokens}, "
+            f"#cached-token: {self.cached_tokens}, token usage: {self.token_usage:.2f}, "
+            f"#running-req: {self.running}, #queue-req: {self.queued}, "
+        )
+        if old:
+            said += f"#prealloc-req: {self.bootstrap}, #inflight-req: {self.inflight}, "
+        else:
+            said += (
+                f"#pending-token: {self.pending_tokens}, #bootstrap-req: {self.bootstrap}, "
+                f"#inflight-req: {self.inflight}, #optimistic-req: 0, cuda graph: False, "
+            )
+        return said + f"input throughput (token/s): {self.throughput:.2f}" + ", " * old
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLine:
+    """What a decode says every `decode_log_interval` steps."""
+
+    running: int
+    tokens: int
+    token_usage: float
+    preallocated_usage: float
+    prealloc: int
+    transfer: int
+    retracted: int
+    throughput: float
+    """Tokens a second."""
+    queued: int
+
+    def text(self, era: Era) -> str:
+        """The line as that SGLang writes it; a line of 0.5.6 ends in a comma."""
+        return (
+            f"Decode batch, #running-req: {self.running}, #token: {self.tokens}, "
+            f"token usage: {self.token_usage:.2f}, "
+            f"pre-allocated usage: {self.preallocated_usage:.2f}, "
+            f"#prealloc-req: {self.prealloc}, #transfer-req: {self.transfer}, "
+            f"#retracted-req: {self.retracted}, cuda graph: False, "
+            f"gen throughput (token/s): {self.throughput:.2f}, #queue-req: {self.queued}"
+        ) + ", " * (era == "0.5.6")

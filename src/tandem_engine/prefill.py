@@ -286,6 +286,8 @@ class Prefill:
             return False
         request.sequence, request.cached, request.computed = held.sequence, held.reused, held.reused
         self._metrics.queue_time.observe(now_s - request.phase_since_s)
+        if not request.fake:
+            self._metrics.transfer_alloc_ms.observe((now_s - request.phase_since_s) * 1e3)
         self._metrics.stage.observe(now_s - request.phase_since_s, stage="prefill_waiting")
         request.enter(Phase.PREFILLING, now_s)
         return True

@@ -63,6 +63,8 @@ class Retraction:
         running.remove(request)
         self._waiting.append((request, bytes(blob[:size])))
         self._metrics.retracted.add()
+        self._metrics.retracted_input.add(len(request.prompt))
+        self._metrics.retracted_output.add(len(request.output))
         log.warning("KV cache pool is full. Retract requests. #retracted_reqs: 1")
 
     def resume(self, running: list[Request], running_max: int) -> None:

@@ -42,7 +42,7 @@ class Live:
         request, metrics = self.request, self._worker.metrics
         self._worker.submit(request)
         watch = asyncio.create_task(_gone(receive, self._queue))
-        before_s, streaming = request.arrived_s, _flag(request.streaming)
+        before_s, streaming, made = request.arrived_s, _flag(request.streaming), 0
         try:
             while True:
                 # Without a deadline on purpose: SGLang has none, the queues have theirs.
@@ -50,16 +50,21 @@ class Live:
                 if output.finish is not None and output.finish.message == NEVER_REACHED:
                     return
                 if output.tokens:
-                    first = before_s == request.arrived_s
-                    histogram = metrics.ttft if first else metrics.gap
-                    histogram.observe(max(0.0, output.made_s - before_s))
+                    since_s = max(0.0, output.made_s - before_s)
+                    if made:
+                        metrics.gap.observe(since_s)
+                    else:
+                        metrics.ttft.observe(since_s, is_streaming=streaming)
                     before_s = output.made_s
-                    metrics.generated_tokens.add(len(output.tokens), is_streaming=streaming)
+                    made += len(output.tokens)
                 if output.finish is not None and output.finish.kind != "abort":
-                    metrics.e2e.observe(time.monotonic() - request.arrived_s)
+                    took_s = time.monotonic() - request.arrived_s
+                    metrics.e2e.observe(took_s, is_streaming=streaming)
                     metrics.requests.add(is_streaming=streaming)
                     metrics.prompt_tokens.add(len(request.prompt), is_streaming=streaming)
-                    metrics.cached_tokens.add(request.cached, cache_source="device")
+                    metrics.generated_tokens.add(made, is_streaming=streaming)
+                    if request.cached:
+                        metrics.cached_tokens.add(request.cached, cache_source="device")
                 yield output
                 if output.finish is not None:
                     return
@@ -157,4 +162,4 @@ async def _gone(receive: Receive, queue: "asyncio.Queue[Output]") -> None:
 
 
 def _flag(value: bool) -> str:  # noqa: FBT001 - a label
-    return "True" if value else "False"
+    return "true" if value else "false"

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tandem_engine.arrivals import Arrivals
 from tandem_engine.config import Settings
-from tandem_engine.logs import batch_line
+from tandem_engine.logs import DecodeLine
 from tandem_engine.metrics import IDLE_GAUGES_EVERY_S, Gauges, Metrics
 from tandem_engine.model import Model
 from tandem_engine.request import Finish, Outbox, Output, Request, Score
@@ -90,24 +90,18 @@ class Streaming:
         self._throughput = self._tokens / max(step.ended_s - self._since_s, 1e-9)
         self._tokens, self._since_s = 0, step.ended_s
         gauges = self._write_gauges(step.ended_s)
-        log.info(
-            "%s",
-            batch_line(
-                "Decode batch",
-                {
-                    "#running-req": gauges.num_running_reqs,
-                    "#token": gauges.num_used_tokens,
-                    "token usage": round(gauges.token_usage, 2),
-                    "pre-allocated usage": round(self._preallocated(), 2),
-                    "#prealloc-req": gauges.num_decode_prealloc_queue_reqs,
-                    "#transfer-req": gauges.num_decode_transfer_queue_reqs,
-                    "#retracted-req": gauges.num_retracted_reqs,
-                    "cuda graph": False,
-                    "gen throughput (token/s)": round(self._throughput, 2),
-                    "#queue-req": gauges.num_queue_reqs,
-                },
-            ),
+        line = DecodeLine(
+            running=gauges.num_running_reqs,
+            tokens=gauges.num_used_tokens,
+            token_usage=gauges.token_usage,
+            preallocated_usage=gauges.prealloc_full_token_usage,
+            prealloc=gauges.num_decode_prealloc_queue_reqs,
+            transfer=gauges.num_decode_transfer_queue_reqs,
+            retracted=gauges.num_retracted_reqs,
+            throughput=self._throughput,
+            queued=gauges.num_queue_reqs,
         )
+        log.info("%s", line.text(self._settings.metrics_era))
 
     def idle(self, now_s: float, *, queued: bool) -> None:
         """Nothing to compute: refresh the gauges when fully idle, and only then."""
@@ -122,10 +116,6 @@ class Streaming:
         self._metrics.write_gauges(gauges)
         return gauges
 
-    def _preallocated(self) -> float:
-        tokens = sum(len(w.request.prompt) for w in list(self._decode.arrivals.awaited.values()))
-        return tokens / self._model.cells
-
     def pending_tokens(self) -> int:
         """Prompt tokens whose KV is still to come."""
         decode = self._decode
@@ -135,20 +125,24 @@ class Streaming:
     def gauges(self) -> Gauges:
         """The present numbers; read from any thread."""
         decode, cells = self._decode, self._model.cells
-        used, running = self._model.cells_used(), len(decode.running)
+        used = self._model.cells_used()
+        awaited = [waiting.request for waiting in list(decode.arrivals.awaited.values())]
+        pending = sum(len(request.prompt) for request in list(decode.prealloc))
         return Gauges(
-            num_running_reqs=running,
+            num_running_reqs=len(decode.running),
             num_queue_reqs=0,
             num_retracted_reqs=len(decode.retraction),
             num_decode_prealloc_queue_reqs=len(decode.prealloc),
-            num_decode_transfer_queue_reqs=len(decode.arrivals.awaited),
+            num_decode_transfer_queue_reqs=len(awaited),
             gen_throughput=self._throughput,
             token_usage=used / cells,
             full_token_usage=used / cells,
             num_used_tokens=used,
             kv_used_tokens=used,
             kv_available_tokens=cells - used,
-            utilization=running / self._settings.max_running_requests,
+            decode_sum_seq_lens=used,
+            pending_prealloc_token_usage=pending / cells,
+            prealloc_full_token_usage=sum(len(request.prompt) for request in awaited) / cells,
             max_total_num_tokens=cells,
         )
 

@@ -36,7 +36,6 @@ from tandem_engine.text import TextStream
 from tandem_engine.wire import FAKE_BOOTSTRAP_HOST, Registration
 
 log = logging.getLogger(__name__)
-SGLANG_ERA = "0.5.23"
 CONTEXT_LENGTH = 2048
 REQUESTS_MAX = 4096
 """More requests than this at a time are refused with 503."""
@@ -72,7 +71,7 @@ class Worker:
         self.timeouts = timeouts
         self.state: State = "starting"
         self.started_s = time.time()
-        self.version = f"{SGLANG_ERA}+tandem.{_own_version()}"
+        self.version = f"{settings.metrics_era}+tandem.{_own_version()}"
         self.rooms: dict[int, Request] = {}
         self._active: set[Request] = set()
         prefill = settings.disaggregation_mode == "prefill"
@@ -86,7 +85,9 @@ class Worker:
         self.settings = dataclasses.replace(
             settings, port=port, disaggregation_bootstrap_port=bootstrap
         )
-        self.metrics = Metrics(settings.served_model_name, settings.disaggregation_mode)
+        self.metrics = Metrics(
+            settings.served_model_name, settings.disaggregation_mode, settings.metrics_era
+        )
         self._bootstrap = Bootstrap() if prefill else None
         self._core: Core | None = None
         self._ranks: Ranks | None = None

@@ -164,9 +164,9 @@ class SglangEngine:
         return pair.with_kv_moved(completion, moved)
 
     async def _transfers(self, prefill: Member, timeout_s: float) -> float | None:
-        """The prefill's transfer counter; 0 when its page does not have it yet."""
+        """The prefill's transfer counter; None when it cannot be read, or this SGLang has none."""
         got = await fetch(self._session, _metrics_url(prefill), timeout_s=min(timeout_s, 2.0))
-        return names.transfers(got.body) or 0.0 if got.ok else None
+        return names.transfers(got.body) if got.ok else None
 
     async def _moved(self, prefill: Member, before: float | None, timeout_s: float) -> bool | None:
         """Whether the counter grew; looked at a few times, because metrics lag behind replies."""

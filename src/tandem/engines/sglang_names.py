@@ -55,7 +55,9 @@ SCANNER = Scanner(
         f"{_TTFT}_bucket",
     ]
 )
-TRANSFER_SCANNER = Scanner(_PREFIX + name for name in COUNTERS[v.TRANSFERS_TOTAL])
+_UNCOUNTED = _PREFIX + "num_prefill_prealloc_queue_reqs"
+"""A gauge of those versions (0.5.6) that count no hand-offs at all."""
+TRANSFER_SCANNER = Scanner([_UNCOUNTED, *(_PREFIX + name for name in COUNTERS[v.TRANSFERS_TOTAL])])
 
 SERVER_ARGS = (
     "chunked_prefill_size",
@@ -139,8 +141,16 @@ def gauges(page: bytes, names: Iterable[str], seen: Seen, why: str) -> list[Obse
 
 
 def transfers(page: bytes) -> float | None:
-    """How many hand-offs a prefill's metrics page has counted; None when it counts none."""
-    return _first(TRANSFER_SCANNER.scan(page), COUNTERS[v.TRANSFERS_TOTAL])
+    """How many hand-offs a prefill's metrics page has counted.
+
+    0 before the first, when the counter is not there yet; None where this version has no such
+    counter.
+    """
+    samples = TRANSFER_SCANNER.scan(page)
+    counted = _first(samples, COUNTERS[v.TRANSFERS_TOTAL])
+    if counted is None and total(samples, _UNCOUNTED) is None:
+        return 0.0
+    return counted
 
 
 def _first(samples: Sequence[Sample], names: Sequence[str]) -> float | None:
