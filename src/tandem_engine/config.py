@@ -162,7 +162,12 @@ def parser_of(mode: Mode, prog: str) -> argparse.ArgumentParser:
         help="sequences in one step (default: %(default)s)")  # fmt: skip
     add("--max-total-tokens", type=_at_least(64), default=8192,
         help="KV cells (default: %(default)s)")  # fmt: skip
-    add("--context-length", type=_at_least(16), help="longest sequence, tokens (default: 2048)")
+    add(
+        "--context-length",
+        type=_at_least(16),
+        help="longest sequence, tokens; KV for all "
+        "--max-running-requests of them is allocated at start (default: 1024)",
+    )
     add("--chunked-prefill-size", type=_at_least(1, CHUNK_TOKENS_MAX), default=CHUNK_TOKENS_MAX,
         help="prompt tokens in one step (default: %(default)s)")  # fmt: skip
     add("--decode-log-interval", dest="decode_log_steps", type=_at_least(1), default=40,

@@ -43,7 +43,7 @@ class LlamaModel:
         self,
         path: Path | str,
         *,
-        context_length: int = 2048,
+        context_length: int = 1024,
         sequences_max: int = 8,
         cells: int = 8192,
         threads: int = 1,

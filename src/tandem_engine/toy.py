@@ -50,7 +50,7 @@ class ToyModel:
         self,
         seed: int = 0,
         *,
-        context_length: int = 2048,
+        context_length: int = 1024,
         sequences_max: int = 8,
         cells: int = 8192,
         step_cost_s: float = 0.0,

@@ -36,7 +36,9 @@ from tandem_engine.text import TextStream
 from tandem_engine.wire import FAKE_BOOTSTRAP_HOST, Registration
 
 log = logging.getLogger(__name__)
-CONTEXT_LENGTH = 2048
+CONTEXT_LENGTH = 1024
+"""Laptops first: a worker allocates KV for every sequence it may run, 22.5 KiB a token (SmolLM2),
+and a decode as much shared memory again to land in. 8 sequences of 1024 stay below 300 MB."""
 REQUESTS_MAX = 4096
 """More requests than this at a time are refused with 503."""
 STOP_S = 2.0
