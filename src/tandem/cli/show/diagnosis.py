@@ -22,7 +22,7 @@ from tandem.cli.show.words import (
     styled,
 )
 from tandem.facts import Facts
-from tandem.records import Diagnosis, ModeVerdict, TestResult
+from tandem.records import ChangeVerdict, Diagnosis, ModeVerdict, TestResult
 
 STRENGTHS = ("decisive", "strong", "moderate", "weak")
 ANSWERS = (("supports", "for"), ("contradicts", "against"), ("unknown", "missing"))
@@ -112,6 +112,10 @@ def _test(test: TestResult, facts: Facts) -> Group:
     return Group(*views)
 
 
+def _unsaid(change: ChangeVerdict) -> bool:
+    return change.inferred and "(inferred)" not in change.because
+
+
 def _changes(diagnosis: Diagnosis, facts: Facts) -> list[RenderableType]:
     if not diagnosis.changes:
         return []
@@ -122,7 +126,7 @@ def _changes(diagnosis: Diagnosis, facts: Facts) -> list[RenderableType]:
             change.subject,
             change.what or kinds.get(change.change, "-"),
             styled(change.verdict),
-            Text(change.because + (" (inferred)" if change.inferred else "")),
+            Text(change.because + (" (inferred)" if _unsaid(change) else "")),
         )
         for change in diagnosis.changes
     ]
