@@ -220,6 +220,9 @@ def _pending(
         return None
     if not watched and (newest.plan is None or not newest.plan.steps):
         return None
+    for one in members:
+        if one.name in newest.finding.subject.split(">") and (one.since or 0.0) > newest.opened_at:
+            return None
     lives = {one.name: one.incarnation for one in members}
     known = newest.finding.incarnations.items()
     return newest if all(lives.get(name) in (life, None) for name, life in known) else None
