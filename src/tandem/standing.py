@@ -174,7 +174,7 @@ async def status(parts: Parts) -> Status:
     incident = _pending(parts, members, finding, watched=watched)
     since = max((one.since for one in up if one.since is not None), default=None)
     name = deployment.name
-    state, summary, command = "serving", f"{name} serves and is watched", "tandem verify"
+    state, summary, command = "serving", f"{name} serves and is watched", "tandem investigate"
     if parts.store.holder("repair") is not None:
         # Before all else: members that are away in the middle of a repair are no call to act.
         state, summary = "repairing", f"{name} is being repaired, brought up or taken down"
