@@ -80,6 +80,6 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/pip install -qq --requirement requirements.lock
 	@$(BIN)/pip install -qq --no-deps --no-build-isolation --editable .
 	@echo "  fetching the small model"
-	@$(BIN)/python -m tandem_engine fetch-model
+	@$(BIN)/python -m tandem_engine fetch-model >/dev/null
 	@printf '%s\n' '$(CURDIR)' > $@
 	@echo "  .venv is ready"

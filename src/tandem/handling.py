@@ -48,11 +48,13 @@ async def open_incident(
     tell: Tell,
     *,
     window_s: float | None = None,
+    aloud: bool = True,
 ) -> tuple[Incident, Facts]:
     """Evidence, seal, diagnosis and plan of one finding: nothing is touched.
 
     `window_s` is how far back the sealed observations reach, `[evidence] window_s` unless given.
-    Gives the facts as sealed beside the incident. Raises `WorldError` when nothing could be sealed.
+    `aloud` tells a person the verdicts too; they are events of the store in any case. Gives the
+    facts as sealed beside the incident. Raises `WorldError` when nothing could be sealed.
     """
     now = parts.clock.now()
     incident = Incident(
@@ -67,7 +69,7 @@ async def open_incident(
         said = "taking evidence before anything is touched"
         say(parts, tell, "evidence", said, incident=incident.id)
         incident = await _sealed(parts, incident, window_s, tell)
-        return _judged(parts, incident, tell)
+        return _judged(parts, incident, tell if aloud else _to_nobody)
     except BaseException:
         # Whatever cut it short: a folder that stays "open" would never be forgotten.
         with contextlib.suppress(TandemError):
@@ -111,14 +113,17 @@ def _judged(parts: Parts, incident: Incident, tell: Tell) -> tuple[Incident, Fac
     return incident, facts
 
 
+def _to_nobody(_: str) -> None:
+    """Hear a sentence, and say nothing."""
+
+
 def _tell_diagnosis(
     parts: Parts, incident: Incident, diagnosis: Diagnosis, plan: Plan, tell: Tell
 ) -> None:
     for out in diagnosis.ruled_out:
         said = f"ruled out {out.mode}: {out.because}"
         say(parts, tell, "ruled-out", said, incident=incident.id, mode=out.mode)
-    named = diagnosis.cause or "no cause"
-    said = f"{diagnosis.verdict.replace('_', ' ')}: {named}. {diagnosis.confidence_note}"
+    said = f"cause: {diagnosis.cause or diagnosis.verdict}. {diagnosis.confidence_note}"
     say(parts, tell, "diagnosis", said, incident=incident.id, cause=diagnosis.cause)
     if diagnosis.hunch is not None:
         answer = diagnosis.hunch

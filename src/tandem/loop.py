@@ -39,7 +39,9 @@ async def watch(
     """
     with parts.store.lock("watch"):
         watcher = _Watcher(parts, hunch, tell)
-        say(parts, tell, "watching", f"watching {parts.settings.deployment.name}")
+        policy = parts.settings.policy.mode
+        said = f"watching {parts.settings.deployment.name}, policy {policy}"
+        say(parts, tell, "watching", said)
         turns = 0
         try:
             while turns_max is None or turns < turns_max:
@@ -124,7 +126,7 @@ class _Watcher:
             if finding.closed_at is not None:
                 say(self.parts, self.tell, "cleared", f"cleared: {finding.summary}")
             elif finding.id not in known:
-                said = f"found {finding.kind} on {finding.subject}: {finding.summary}"
+                said = f"found {finding.kind}: {finding.summary}"
                 say(self.parts, self.tell, "finding", said, id=finding.id)
 
     def _grew(self, finding: Finding, findings: Sequence[Finding]) -> bool:
@@ -261,6 +263,6 @@ async def investigate(parts: Parts, *, hunch: str | None, since_s: float, tell: 
     standing = [one for one in findings if one.closed_at is None]
     worst = next((one for one in standing if one.actionable), None)
     finding = worst or (standing[0] if standing else None)
-    tell(finding.summary if finding else "nothing is wrong that detect can see")
-    incident, _ = await open_incident(parts, finding, hunch, tell, window_s=since_s)
+    # The record has the verdicts: told here as well they would be read twice.
+    incident, _ = await open_incident(parts, finding, hunch, tell, window_s=since_s, aloud=False)
     return incident

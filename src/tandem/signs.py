@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tandem.facts import Facts, Reading, Sample
-from tandem.records import Observation, Role
+from tandem.records import Observation, Role, Value
 from tandem.records import vocabulary as v
 
 HEALTH_TOKENS_PER_S = 2.5
@@ -24,6 +24,8 @@ BUSY_CPU = 0.1
 on a crowded host gets 0.15, a silent one that only answers health checks uses 0.03."""
 LOOK_FRESH_S = 15.0
 """What was last seen longer ago than this is not known to be so now."""
+UNWATCHED_S = 30.0
+"""Nobody knows what happened in a gap this long between two looks."""
 STARTED_LATELY_S = 15.0
 """A member that started within this long is still finding its peers."""
 LIVE = "loads"
@@ -233,6 +235,21 @@ def risen(facts: Facts, member: str, name: str, least: float = 1.0) -> Sample | 
         if sample.value < least:
             break
         first = sample
+    return first
+
+
+def held_since(rows: Sequence[Observation], value: Value) -> Observation | None:
+    """Where the present stretch of looks that show `value` began; None when the last shows another.
+
+    Looks that saw nothing are passed over; a stretch does not reach across `UNWATCHED_S`.
+    """
+    first = None
+    for row in reversed(rows):
+        if row.missing is not None:
+            continue
+        if row.value != value or (first is not None and first.at - row.at > UNWATCHED_S):
+            break
+        first = row
     return first
 
 

@@ -174,7 +174,7 @@ async def status(parts: Parts) -> Status:
     incident = _pending(parts, members, finding, watched=watched)
     since = max((one.since for one in up if one.since is not None), default=None)
     name = deployment.name
-    state, summary, command = "serving", f"{name} serves and is watched", "tandem verify"
+    state, summary, command = "serving", f"{name} serves and is watched", "tandem investigate"
     if parts.store.holder("repair") is not None:
         # Before all else: members that are away in the middle of a repair are no call to act.
         state, summary = "repairing", f"{name} is being repaired, brought up or taken down"
@@ -220,6 +220,9 @@ def _pending(
         return None
     if not watched and (newest.plan is None or not newest.plan.steps):
         return None
+    for one in members:
+        if one.name in newest.finding.subject.split(">") and (one.since or 0.0) > newest.opened_at:
+            return None
     lives = {one.name: one.incarnation for one in members}
     known = newest.finding.incarnations.items()
     return newest if all(lives.get(name) in (life, None) for name, life in known) else None

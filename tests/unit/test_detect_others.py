@@ -12,6 +12,8 @@ from faults import (
     still,
 )
 from scenes import CELL, DECODE, PREFILL, ROUTER
+from tandem.detect import detect
+from tandem.records import Thresholds
 from tandem.records import vocabulary as v
 from watched import opened, watched
 
@@ -47,6 +49,19 @@ class TestMemberDown:
 
         assert finding.subject == DECODE
         assert "has been gone" in finding.summary
+
+    def test_what_nobody_watched_is_not_told(self):
+        """A member gone before a minute without looks and after it is down since the second."""
+        scene = still(serving())
+        scene.decode.alive = False
+        scene.decode.health = None
+        scene.run(20)
+        scene.now += 60
+        [*_, finding] = detect(scene.run(15).facts(), (), Thresholds())
+
+        assert (finding.kind, finding.subject) == ("member-down", DECODE)
+        assert "has been gone for 14 s" in finding.summary
+        assert "has not answered for 14 s" in finding.summary
 
     def test_the_router_can_be_down(self):
         """A router whose process is gone is down."""

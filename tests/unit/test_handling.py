@@ -73,7 +73,7 @@ class TestInvestigate:
 
         assert (incident.finding, incident.diagnosis.verdict) == (None, "none")
         assert (incident.plan.scope, incident.plan.steps) == ("nothing", ())
-        assert "nothing is wrong that detect can see" in site.told
+        assert [one for one in site.told if "cause" in one] == []
         assert incident.id.endswith("-investigation")
         assert facts.numbers(PREFILL, v.INFLIGHT_QUEUE_REQS)
 

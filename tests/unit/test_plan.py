@@ -307,6 +307,21 @@ class TestLadder:
 
         assert (plan.scope, ids(plan, "stop")) == (scope, stops)
 
+    def test_a_pair_that_is_wholly_dead_is_started_as_one(self):
+        """One engine alone would wait at a gate that needs the other."""
+        plan = plan_repair(
+            diagnosed(leading=mode("dead-worker", "engine"), subject="prefill-0"),
+            found("member-down", "prefill-0"),
+            facts(
+                *(seen(name, v.ALIVE, value=False) for name in ("prefill-0", "decode-0", "router"))
+            ),
+            Policy(),
+        )
+
+        assert plan.scope == "pair"
+        assert ids(plan, "start") == ["start:prefill-0", "start:decode-0", "start:router"]
+        assert refused(plan)["engine"].startswith("prefill-0, decode-0 and router are dead")
+
     def test_the_cell_whose_probe_hangs_names_the_pair(self):
         """When the subject is one engine of several, the direct probes say which pair."""
         deployed = deployment(prefills=2, decodes=1)

@@ -274,6 +274,16 @@ class TestStatus:
 
         assert (said.state, said.incident) == ("unwatched", None)
 
+    async def test_a_death_that_was_mended_by_hand_is_over(self, room):
+        """Advice about a dead member, which has no life to compare, ends when it lives again."""
+        incident = advised(room)
+        await room.world.clock.sleep(1)
+        await bring_up(room.parts, tell=room.tell)
+        said = await status(room.parts)
+
+        assert room.store.incidents()[0].id == incident.id
+        assert (said.state, said.incident) == ("unwatched", None)
+
     async def test_a_closed_incident_is_over(self, room):
         """What was repaired is no state."""
         room.world.run()

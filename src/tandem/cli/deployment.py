@@ -136,6 +136,6 @@ def restart(
         screen,
         config,
         lambda parts: restart_member(parts, member, why=said, force=force, tell=screen.tell),
-        said=f"restarting {member}",
+        said=f"about to restart {member}",
     )
     screen.answer(life, f"{member} runs as {life.id}")

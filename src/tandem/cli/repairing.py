@@ -74,15 +74,16 @@ async def repair_here(parts: "Parts", sealed: Sealed, tell: "Tell") -> Incident:
 
 
 async def _restarted(parts: "Parts", incident: Incident) -> list[str]:
-    """The members whose life is another than the one the finding speaks of."""
+    """The members whose life is another than the one the finding speaks of, or dead then."""
     changed = []
     known = incident.finding.incarnations if incident.finding else {}
-    for name, life in known.items():
+    named = incident.finding.subject.split(">") if incident.finding else []
+    for name in dict.fromkeys([*known, *named]):
         member = parts.settings.deployment.member(name)
         supervisor = parts.hands.supervisors.get(member.supervisor) if member else None
         if member is None or supervisor is None:
             continue
         now = await supervisor.inspect(member)
-        if now is not None and now.id != life:
+        if now is not None and now.id != known.get(name) and now.started_at > incident.opened_at:
             changed.append(name)
     return changed

@@ -223,7 +223,8 @@ def report(
         from tandem.wiring import find_settings
 
         reference = put_into_document(rendered, find_settings(config), sealed.folder)
-        screen.answer(reference, f"{reference.path} @ {reference.commit or 'not committed'}")
+        said = f"{reference.path} @ {reference.commit}" if reference.commit else reference.path
+        screen.answer(reference, f"{said} ({reference.note})" if reference.note else said)
         return
     if json:
         screen.answer(rendered)

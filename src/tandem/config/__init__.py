@@ -78,7 +78,8 @@ def _parse(path: Path) -> dict[str, object]:
 def _refusal(path: Path, faults: Iterable[Fault]) -> ConfigError:
     lines = [str(fault) for fault in faults]
     said = lines[0] if len(lines) == 1 else f"{len(lines)} faults:\n  " + "\n  ".join(lines)
-    return ConfigError(f"{path}: {said}.", next_step="Edit the file and run the command again.")
+    end = "" if said.endswith("?") else "."
+    return ConfigError(f"{path}: {said}{end}", next_step="Edit the file and run the command again.")
 
 
 def _scope_faults(policy: dict[str, object]) -> Iterator[Fault]:

@@ -68,7 +68,7 @@ def _down(facts: Facts, member: Member, thresholds: Thresholds) -> Candidate | N
 
 
 def _asked(facts: Facts, member: Member) -> tuple[float, list[tuple[float, int]], str]:
-    """When it last answered over HTTP, every failed ask since then, and the last reason."""
+    """When it last answered over HTTP, the failed asks since (no long gap between), the reason."""
     rows = [
         seen
         for name in HTTP_NAMES[member.role]
@@ -78,33 +78,21 @@ def _asked(facts: Facts, member: Member) -> tuple[float, list[tuple[float, int]]
     ]
     answered_at = max((s.at for s in rows if s.missing is None), default=float("-inf"))
     failed = sorted((s.at, s.id, s.missing or "") for s in rows if s.missing and s.at > answered_at)
+    for place in range(len(failed) - 1, 0, -1):
+        if failed[place][0] - failed[place - 1][0] > signs.UNWATCHED_S:
+            failed = failed[place:]
+            break
     return answered_at, [(at, cite) for at, cite, _ in failed], failed[-1][2] if failed else ""
 
 
 def _gone(facts: Facts, member: str) -> tuple[float, tuple[int, ...]] | None:
     """Since when the process collector sees no process, or a zombie; None when it lives."""
-    rows = facts.rows(member, v.ALIVE)
-    if not rows or rows[-1].value is not False:
-        return _zombie(facts, member)
-    first = rows[-1]
-    for seen in reversed(rows):
-        if seen.value is True:
-            break
-        if seen.value is False:
-            first = seen
-    return first.at, (first.id, rows[-1].id)
-
-
-def _zombie(facts: Facts, member: str) -> tuple[float, tuple[int, ...]] | None:
-    rows = facts.rows(member, v.PROCESS_STATE)
-    if not rows or rows[-1].value != "Z":
-        return None
-    first = rows[-1]
-    for seen in reversed(rows):
-        if seen.value != "Z":
-            break
-        first = seen
-    return first.at, (first.id, rows[-1].id)
+    for name, value in ((v.ALIVE, False), (v.PROCESS_STATE, "Z")):
+        rows = facts.rows(member, name)
+        first = signs.held_since(rows, value)
+        if first is not None:
+            return first.at, (first.id, rows[-1].id)
+    return None
 
 
 def _unrouted(facts: Facts, member: Member) -> Witness | None:

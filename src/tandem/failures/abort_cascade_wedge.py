@@ -86,7 +86,10 @@ def aborts_before_the_onset(facts: Facts, subject: str) -> TestResult:
         why = f"{aborted:.0f} requests were aborted in the two minutes before {clock(onset_at)}"
         return supports(test, "moderate", why, tuple(cited))
     # Strong, not decisive: a counter that never moved may be unwired.
-    why = f"no burst of aborts before {clock(onset_at)}: {aborted:.0f} were counted"
+    why = (
+        f"no burst of aborts before {clock(onset_at)}: {aborted:.0f} were counted apart from those "
+        "at starts and restarts"
+    )
     return contradicts(test, "strong", why, tuple(cited))
 
 

@@ -43,15 +43,15 @@ def process_gone(facts: Facts, subject: str) -> TestResult:
     test = "process-gone"
     members = _members(facts, subject)
     for member in members:
-        gone = _since(facts, member.name, v.ALIVE, value=False)
-        zombie = _since(facts, member.name, v.PROCESS_STATE, value="Z")
-        since = zombie if gone is None else gone
+        gone = signs.held_since(facts.rows(member.name, v.ALIVE), value=False)
+        zombie = signs.held_since(facts.rows(member.name, v.PROCESS_STATE), value="Z")
+        first = zombie if gone is None else gone
         row = facts.latest(member.name, v.ALIVE if gone is not None else v.PROCESS_STATE)
-        if since is None or row is None:
+        if first is None or row is None:
             continue
-        lasted_s = facts.now - since
+        lasted_s = facts.now - first.at
         kind = "a zombie" if gone is None else "gone"
-        why = f"the process of {member.name} is {kind} since {clock(since)} ({lasted_s:.0f} s)"
+        why = f"the process of {member.name} is {kind} since {clock(first.at)} ({lasted_s:.0f} s)"
         # Decisive: the process is what the failure is about, and it was looked at. For the first
         # seconds it may be on its way back: moderate.
         return supports(test, "decisive" if lasted_s >= QUIET_S else "moderate", why, (row.id,))
@@ -79,9 +79,9 @@ def answers_http(facts: Facts, subject: str) -> TestResult:
         if good is not None and facts.now - good.at < QUIET_S:
             cited.append(good.id)
         elif bad is not None and facts.now - bad.at < QUIET_S:
-            since = "ever" if good is None else clock(good.at)
+            last = "was never seen to" if good is None else f"last did at {clock(good.at)}"
             # Strong: a paused host or a full backlog refuses too.
-            why = f"{member.name} has not answered since {since} ({bad.missing})"
+            why = f"{member.name} does not answer ({bad.missing}) and {last}"
             return supports(test, "strong", why, (bad.id,))
         else:
             ask = f"whether {member.name} answers HTTP"
@@ -134,16 +134,6 @@ def _members(facts: Facts, subject: str) -> tuple[Member, ...]:
 
 def _when(row: Observation) -> float:
     return row.at
-
-
-def _since(facts: Facts, member: str, name: str, *, value: str | bool) -> float | None:
-    """Since when a look at a member has shown one value without a break; None when it does not."""
-    since = None
-    for row in reversed(facts.rows(member, name)):
-        if row.value != value:
-            break
-        since = row.at
-    return since
 
 
 MODE = Mode(

@@ -143,7 +143,9 @@ def decode_waits(facts: Facts, subject: str) -> TestResult:
             f"{decode or 'the decode'}'s live transfer queue (/v1/loads)",
         )
     if waiting.value < 1:
-        return unknown(test, "moderate", f"{decode} waits for no hand-off just now")
+        return unknown(
+            test, "moderate", f"{decode}'s transfer queue was empty within the last 10 s"
+        )
     # Moderate: the other process agrees; a long prefill makes it wait as well.
     why = f"{decode}'s transfer queue was never below {waiting.value:.0f} in the last 10 s"
     return supports(test, "moderate", why, waiting.evidence)

@@ -8,6 +8,7 @@ A hand-off that never ends stays in the queue for ever, so the number of them is
 queue never goes below again; each step of that floor is the birth of one.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ def held_since_a_restart(facts: Facts, subject: str) -> TestResult:
             f"hand-offs were held as far back as is known ({clock(rose.at)})",
             f"{prefill}'s inflight queue from before the decode restart at {clock(first)}",
         )
-    return _held_after(facts, test, prefill, rose, earlier[-1])
+    return _held_after(facts, test, prefill, rose, earlier)
 
 
 def _held_before(facts: Facts, test: str, prefill: str, rose: Sample, first: float) -> TestResult:
@@ -86,9 +87,10 @@ def _held_before(facts: Facts, test: str, prefill: str, rose: Sample, first: flo
 
 
 def _held_after(
-    facts: Facts, test: str, prefill: str, rose: Sample, restart: signs.Life
+    facts: Facts, test: str, prefill: str, rose: Sample, restarts: Sequence[signs.Life]
 ) -> TestResult:
     """The queue rose after a restart: at once, or only after it had long worked again."""
+    restart = restarts[-1]
     since = restart.started_at + SETTLE_S
     looks = facts.numbers(prefill, v.INFLIGHT_QUEUE_REQS, since=since, source=signs.LIVE)
     empty = [look for look in looks if look.at < rose.at and look.value == 0]
@@ -106,12 +108,15 @@ def _held_after(
         )
         # Decisive past CURED_MIN: neither mechanism lets a queue work that long and then fill.
         return contradicts(test, "decisive" if done >= CURED_MIN else "strong", why, cited)
-    # Strong: the fault and the restart coincide to within seconds, in the right order.
+    # Strong: the fault and the restart coincide to within seconds, in the right order: what was in
+    # flight when a decode died had been taken up before the next one started.
+    near = min(restarts, key=lambda life: abs(life.started_at - rose.at))
+    restarted = "had been" if near.started_at <= rose.at else "was then being"
     why = (
         f"{prefill}'s inflight queue was last empty just before {clock(rose.at)} and has not been "
-        f"since; the decode had been restarted alone at {clock(restart.started_at)}"
+        f"since; the decode {restarted} restarted alone (started {clock(near.started_at)})"
     )
-    return supports(test, "strong", why, cited)
+    return supports(test, "strong", why, (*near.evidence[-1:], *cited[1:]))
 
 
 def _completed(facts: Facts, prefill: str, since: float, until: float) -> float | None:

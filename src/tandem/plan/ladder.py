@@ -71,7 +71,7 @@ def _engine(case: Case, role: str) -> Choice:
     roles = [Role(role)] if role in tuple(Role) else [Role.DECODE, Role.PREFILL]
     named = [member for one in roles for member in case.sick(one)]
     sick = [member for member in named if len(named) == 1 or case.dead(member)]
-    if len(sick) != 1:
+    if len(sick) != 1 or (case.one_pair and len(_dead(case)) > 1):
         return _pair(case)
     if sick[0].role is Role.DECODE and restart_hurts(case.facts, sick[0]) is not None:
         return _pair(case)
@@ -167,7 +167,15 @@ def _not_router(case: Case) -> str:
     return f"Nothing points at the router: {leading.because if leading else case.subject}"
 
 
+def _dead(case: Case) -> list[Member]:
+    return [member for member in case.deployment.members if case.dead(member)]
+
+
 def _not_engine(case: Case) -> str:
+    dead = _dead(case)
+    if len(dead) > 1:
+        names = listed([member.name for member in dead])
+        return f"{names} are dead: one of them alone would wait for the others at its gates."
     decodes, prefills = case.sick(Role.DECODE), case.sick(Role.PREFILL)
     sentences = [_not_decode_alone(case, decode, prefills) for decode in decodes]
     sentences += [_not_prefill_alone(case, prefill, decodes) for prefill in prefills]

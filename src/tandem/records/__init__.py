@@ -11,6 +11,7 @@ from tandem.records.deployment import (
     Member,
     Path,
     Role,
+    life_name,
 )
 from tandem.records.diagnosis import (
     ChangeVerdict,
@@ -89,4 +90,5 @@ __all__ = [
     "Verification",
     "WatchSettings",
     "Witness",
+    "life_name",
 ]

@@ -89,3 +89,14 @@ class Incarnation(Record, frozen=True, kw_only=True):
     id: str
     started_at: float
     pid: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The id as people say it."""
+        return life_name(self.id)
+
+
+def life_name(incarnation: str) -> str:
+    """An incarnation's id as people say it: `pid 4711` of `4711:90210`, any other id as it is."""
+    pid, _, ticks = incarnation.partition(":")
+    return f"pid {pid}" if pid.isdigit() and ticks.isdigit() else incarnation

@@ -249,24 +249,24 @@ class _Run:
             await to_its_end(supervisor.stop(member, grace_s), grace_s + STOP_MARGIN_S)
             return _End("already", f"{member.name} is not running")
         if life.id == self.ours.get(member.name):
-            return _End("already", f"its new life {life.id} was begun by this repair", life.id)
-        await self._intend(step, f"Stopping {member.name} ({life.id}): {step.why}.")
+            return _End("already", f"its new life ({life.name}) was begun by this repair", life.id)
+        await self._intend(step, f"Stopping {member.name} ({life.name}): {step.why}.")
         await to_its_end(supervisor.stop(member, grace_s), grace_s + STOP_MARGIN_S)
         after = await self._life(member.name)
         if after is not None and after.id == life.id:
             holders = "; ".join(await supervisor.residue(member))
-            return _End("failed", f"{member.name} ({life.id}) did not stop. {holders}".rstrip())
-        return _End("done", f"{member.name} ({life.id}) is stopped", life.id)
+            return _End("failed", f"{member.name} ({life.name}) did not stop. {holders}".rstrip())
+        return _End("done", f"{member.name} ({life.name}) is stopped", life.id)
 
     async def _expect_gone(self, step: Step) -> _End:
         member = _member(self.hands, step.target)
         life = await self._life(member.name)
         if life is not None and life.id == self.ours.get(member.name):
-            return _End("already", f"the old life is gone, {life.id} runs", life.id)
+            return _End("already", f"the old life is gone, {life.name} runs", life.id)
         if life is not None and life.id != self.baseline.get(member.name):
             return _End(
                 "failed",
-                f"something else started {member.name} again ({life.id}) while it was to be "
+                f"something else started {member.name} again ({life.name}) while it was to be "
                 "stopped: stop whatever restarts it",
                 life.id,
             )
@@ -280,7 +280,7 @@ class _Run:
             if member.name in self._targets("stop") and life.id != self.ours.get(member.name):
                 return _End(
                     "failed",
-                    f"{member.name} runs ({life.id}), but this repair did not start it: "
+                    f"{member.name} runs ({life.name}), but this repair did not start it: "
                     "the order is not assured",
                     life.id,
                 )

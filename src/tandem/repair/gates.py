@@ -115,7 +115,7 @@ class Gates:
             return None
         log = supervisor.log_path(member)
         if life is not None:
-            said = f"{member.name} ended and something else started it again ({life.id})"
+            said = f"{member.name} ended and something else started it again ({life.name})"
         else:
             said = f"{member.name} died"
         return Look(passed=False, detail=said + tail(log), final=True)
@@ -228,7 +228,7 @@ class Gates:
 
         async def look(_left_s: float) -> Look:
             life = await supervisor.inspect(member)
-            holders = [f"{member.name} runs ({life.id})"] if life is not None else []
+            holders = [f"{member.name} runs ({life.name})"] if life is not None else []
             holders += await supervisor.residue(member)
             if holders:
                 return Look(passed=False, detail=f"still held: {'; '.join(holders)}")

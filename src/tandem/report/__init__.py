@@ -63,7 +63,7 @@ def _answers(incident: Incident) -> Table:
             )
     if incident.outcomes and incident.plan is not None:
         took = length(incident.outcomes[-1].ended_at - incident.outcomes[0].started_at)
-        rows.append((("Repair",), (f"{incident.plan.scope}, {took}",)))
+        rows.append((("Repair",), (f"restart of the {incident.plan.scope}, {took}",)))
     elif incident.plan is not None:
         what = "proposed, nothing was touched" if incident.plan.steps else "nothing to be done"
         rows.append((("Repair",), (f"{incident.plan.scope}: {what}",)))

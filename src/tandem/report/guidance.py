@@ -7,7 +7,7 @@ where this report's claim ends. Not for: general advice; a sentence without evid
 from tandem.facts import Facts
 from tandem.records import Finding, Incident, Member, Role
 from tandem.records import vocabulary as v
-from tandem.report.blocks import Code, Text, cites, prose
+from tandem.report.blocks import Code, Inline, Text, cites, prose
 from tandem.report.words import cut, ended
 
 READY_MOST = 4
@@ -54,20 +54,22 @@ def _never_alone(facts: Facts, incident: Incident) -> list[Text]:
 def _early_counters(facts: Facts, found: Finding) -> list[Text]:
     said: list[Text] = []
     for member in _engines(facts):
+        moved: list[Inline] = []
         for name, what in EARLY.items():
             rows = [one for one in facts.numbers(member.name, name) if one.at <= found.found_at]
             if len(rows) < 2 or rows[-1].value <= rows[0].value:
                 continue
             grown = rows[-1].value - rows[0].value
-            said.append(
-                (
-                    "Watch ",
-                    Code(name),
-                    f" of {member.name}: it counted {grown:.0f} {what} before this was found",
-                    *cites([rows[0].id, rows[-1].id]),
-                    ".",
-                )
-            )
+            moved += [
+                ", " if moved else "",
+                Code(name),
+                f" ({grown:.0f} {what}",
+                *cites([rows[0].id, rows[-1].id]),
+                ")",
+            ]
+        if moved:
+            before = f"Watch what {member.name} counted before this was found: "
+            said.append((before, *moved, "."))
         held = [
             one
             for one in facts.numbers(member.name, v.INFLIGHT_QUEUE_REQS)
@@ -117,7 +119,11 @@ def _have_ready(incident: Incident) -> list[Text]:
         wanted += [
             test.collect
             for test in mode.tests
-            if test.answer == "unknown" and test.collect and test.collect not in wanted
+            if test.answer == "unknown"
+            and test.collect
+            and test.collect not in wanted
+            # What would settle it stands in the limit of the report.
+            and test.collect != incident.diagnosis.next_observation
         ]
     return [("Have ready for the next time: ", *prose(ended(one))) for one in wanted[:READY_MOST]]
 

@@ -73,6 +73,7 @@ p, li { overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .6rem;
   border-bottom: 1px solid var(--line); overflow-wrap: break-word; }
+td:last-child { overflow-wrap: anywhere; min-width: 8rem; }
 th { color: var(--soft); font-weight: 600; }
 code { background: var(--tint); border-radius: 3px; padding: .05em .3em; font-size: .9em; }
 a { color: var(--link); }
@@ -81,9 +82,11 @@ tr:target { background: var(--tint); }
 @media print {
   :root { color-scheme: light; --ink: #000; --paper: #fff; --soft: #333; --line: #999;
     --tint: #fff; --link: #000; }
+  body { font-size: 10pt; line-height: 1.35; }
   main { max-width: none; padding: 0; }
-  section, tr { break-inside: avoid; }
-  h2 { break-after: avoid; }
+  th, td { padding: .15rem .4rem; }
+  tr, li { break-inside: avoid; }
+  h2, p:has(+ .wide) { break-after: avoid; }
 }
 """
 

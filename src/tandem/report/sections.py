@@ -4,6 +4,8 @@ For: turning an `Incident` and its `Facts` into blocks, every claim with the evi
 Not for: how blocks look (`markdown.py`, `page.py`), or guidance (`guidance.py`).
 """
 
+from itertools import groupby
+
 from tandem.facts import Facts
 from tandem.records import (
     Change,
@@ -29,8 +31,20 @@ from tandem.report.blocks import (
     cites,
     prose,
 )
-from tandem.report.words import changed, cut, ended, length, moment, observed, plain, sentence
+from tandem.report.words import (
+    changed,
+    clock,
+    cut,
+    ended,
+    length,
+    moment,
+    observed,
+    plain,
+    sentence,
+)
 
+WHEN = "When (UTC)"
+ANSWERS = {"supports": "for", "contradicts": "against", "unknown": "missing"}
 TIMELINE_MOST = 30
 EVIDENCE_MOST = 80
 
@@ -70,41 +84,41 @@ def symptom(incident: Incident, facts: Facts) -> Section:
 
 
 def _timeline(incident: Incident, facts: Facts) -> tuple[Block, ...]:
-    rows: list[tuple[float, str]] = [
-        (change.at, f"{change.subject}: {changed(change)}") for change in facts.changes
-    ]
+    told = [(change.at, change.subject, changed(change)) for change in facts.changes]
     if incident.finding is not None:
-        rows.append((incident.finding.onset_at, "first sign of the symptom"))
-        rows.append((incident.finding.found_at, "found"))
+        told.append((incident.finding.onset_at, "", "first sign of the symptom"))
+        told.append((incident.finding.found_at, "", "found"))
     if incident.seal is not None:
-        rows.append((incident.seal.sealed_at, "evidence sealed"))
+        told.append((incident.seal.sealed_at, "", "evidence sealed"))
     if incident.outcomes:
-        rows.append((incident.outcomes[0].started_at, "repair began"))
-        rows.append((incident.outcomes[-1].ended_at, "repair ended"))
+        told.append((incident.outcomes[0].started_at, "", "repair began"))
+        told.append((incident.outcomes[-1].ended_at, "", "repair ended"))
     if incident.verification is not None:
-        rows.append((incident.verification.started_at, "verification began"))
-        rows.append((incident.verification.ended_at, "verification ended"))
-    rows.sort(key=lambda row: row[0])
+        told.append((incident.verification.started_at, "", "verification began"))
+        told.append((incident.verification.ended_at, "", "verification ended"))
+    told.sort(key=lambda one: one[0])
+    rows: list[tuple[Text, ...]] = []
+    for (when, subject), of in groupby(told, key=lambda one: (clock(one[0], facts.now), one[1])):
+        what = ", ".join(said for _, _, said in of)
+        rows.append(((when,), prose(cut(f"{subject}: {what}" if subject else what))))
     kept = rows[-TIMELINE_MOST:]
     if not kept:
         return ()
-    table = Table(("When", "What"), tuple(((moment(at),), prose(cut(what))) for at, what in kept))
+    table = Table((WHEN, "What"), tuple(kept))
     left = len(rows) - len(kept)
     return (Paragraph((f"{left} earlier events are in the folder.",)), table) if left else (table,)
 
 
 def differential(diagnosis: Diagnosis, facts: Facts) -> Section:
-    """Every mode with what speaks for and against it, the hunch, and the judged changes."""
+    """Every mode's verdict, the hunch, the judged changes, and what each mode's tests said."""
     blocks: list[Block] = [
         Table(
-            ("Failure mode", "Standing", "For", "Against", "Missing"),
+            ("Failure mode", "Standing", "Because"),
             tuple(
                 (
                     (Strong(mode.mode),) if mode.mode == diagnosis.cause else (mode.mode,),
                     (plain(mode.standing),),
-                    _tests(mode, "supports"),
-                    _tests(mode, "contradicts"),
-                    _tests(mode, "unknown"),
+                    (*prose(cut(mode.because, 300)), *cites(_decided_by(mode), 3)),
                 )
                 for mode in diagnosis.modes
             ),
@@ -113,18 +127,30 @@ def differential(diagnosis: Diagnosis, facts: Facts) -> Section:
     if diagnosis.hunch is not None:
         blocks.append(Paragraph(_hunch(diagnosis)))
     blocks += _ledger(diagnosis, facts)
+    answers = tuple(said for mode in diagnosis.modes for said in _tests(mode, diagnosis.cause))
+    if answers:
+        blocks += [Paragraph(("What the tests said:",)), Bullets(answers)]
     return Section("Differential diagnosis", tuple(blocks))
 
 
-def _tests(mode: ModeVerdict, answer: str) -> Text:
-    parts: list[Inline] = []
-    for test in mode.tests:
-        if test.answer != answer:
+def _decided_by(mode: ModeVerdict) -> tuple[int, ...]:
+    """The evidence of the test whose sentence the verdict repeats."""
+    return next((one.evidence for one in mode.tests if one.because == mode.because), ())
+
+
+def _tests(mode: ModeVerdict, cause: str | None) -> list[Text]:
+    """An item each for what speaks for a mode (the root cause says it), against it, and missing."""
+    items: list[Text] = []
+    for answer, name in ANSWERS.items():
+        if mode.mode == cause and answer == "supports":
             continue
+        parts: list[Inline] = []
+        for test in mode.tests:
+            if test.answer == answer:
+                parts += ["; " if parts else "", *_test(test)]
         if parts:
-            parts.append("; ")
-        parts += _test(test)
-    return tuple(parts) or ("-",)
+            items.append((Strong(mode.mode), f", {name}: ", *parts))
+    return items
 
 
 def _test(test: TestResult) -> Text:
@@ -157,21 +183,21 @@ def _ledger(diagnosis: Diagnosis, facts: Facts) -> list[Block]:
     return [
         Paragraph(("Every change in the ledger, judged:",)),
         Table(
-            ("When", "Member", "Change", "Verdict", "Because"),
-            tuple(_judged(one, rows.get(one.change)) for one in diagnosis.changes),
+            (WHEN, "Member", "Change", "Verdict", "Because"),
+            tuple(_judged(one, rows.get(one.change), facts) for one in diagnosis.changes),
         ),
     ]
 
 
-def _judged(judged: ChangeVerdict, change: Change | None) -> tuple[Text, ...]:
-    what = changed(change) if change is not None else judged.what or "restart"
+def _judged(judged: ChangeVerdict, change: Change | None, facts: Facts) -> tuple[Text, ...]:
+    what = changed(change) if change is not None else judged.what or "restarted"
     because = cut(judged.because, 300)
     inferred = " (inferred)" if judged.inferred and "inferred" not in because else ""
     verdict: Inline = Strong("implicated") if judged.verdict == "implicated" else judged.verdict
     return (
-        (moment(judged.at),),
+        (clock(judged.at, facts.now),),
         (judged.subject,),
-        (Code(what),),
+        (what if change is None or not change.what else Code(what),),
         (verdict,),
         (*prose(because), inferred, *cites(judged.evidence, 3)),
     )
@@ -189,23 +215,13 @@ def root_cause(diagnosis: Diagnosis) -> Section:
         first = (Strong(diagnosis.cause), f" ({plain(diagnosis.verdict)}){kind}{mechanism}.")
     blocks: list[Block] = [Paragraph(first)]
     if leading is not None:
-        blocks.append(Paragraph(prose(sentence(leading.because))))
+        rests_on = tuple(_test(test) for test in leading.tests if test.answer == "supports")
+        blocks += [Paragraph(("What speaks for it:",)), Bullets(rests_on)] if rests_on else []
     if diagnosis.confidence_note:
         blocks.append(Paragraph(("Confidence: ", *prose(ended(diagnosis.confidence_note)))))
-    if diagnosis.next_observation:
+    if diagnosis.next_observation and diagnosis.next_observation not in diagnosis.confidence_note:
         blocks.append(
             Paragraph(("What would settle it: ", *prose(ended(diagnosis.next_observation))))
-        )
-    out = [one for one in diagnosis.ruled_out if one.mode != diagnosis.cause]
-    if out:
-        blocks.append(Paragraph(("Ruled out:",)))
-        blocks.append(
-            Bullets(
-                tuple(
-                    (Strong(one.mode), ": ", *prose(cut(one.because)), *cites(one.evidence))
-                    for one in out
-                )
-            )
         )
     return Section("Root cause", tuple(blocks))
 
@@ -237,7 +253,7 @@ def evidence(incident: Incident, facts: Facts, cited: tuple[int, ...]) -> Sectio
     shown_rows = cited[:EVIDENCE_MOST]
     blocks.append(
         Table(
-            ("Evidence", "When", "Subject", "What it says"),
+            ("Evidence", WHEN, "Subject", "What it says"),
             tuple(_evidence_row(number, facts) for number in shown_rows),
         )
     )
@@ -255,14 +271,16 @@ def _evidence_row(number: int, facts: Facts) -> tuple[Text, ...]:
         said = next((trait for trait in facts.traits if trait.id == number), None)
     if said is None:
         return ((Cite(number),), ("-",), ("-",), ("not in the sealed window",))
-    return ((Cite(number),), (moment(said.at),), (said.subject,), _what(said))
+    return ((Cite(number),), (clock(said.at, facts.now),), (said.subject,), _what(said))
 
 
 def _what(said: Observation | Change | Trait) -> Text:
     if isinstance(said, Change):
-        return (Code(changed(said)), f" (known from {said.how_known or 'the ledger'})")
-    label = f" {said.label}" if said.label else ""
+        what = changed(said)
+        known = f" (known from {said.how_known or 'the ledger'})"
+        return (Code(what) if said.what else what, known)
+    label = f"[{cut(said.label, 80)}]" if said.label else ""
     if isinstance(said, Observation) and said.missing is not None:
-        return (f"{said.source}: {said.name}{cut(label, 80)} not seen: ", Code(cut(said.missing)))
+        return (f"{said.source}: {said.name}{label} not seen: ", Code(cut(said.missing)))
     source = f"{said.source}: " if isinstance(said, Observation) else "trait: "
-    return (f"{source}{said.name}{cut(label, 80)} = ", Code(observed(said.name, said.value)))
+    return (f"{source}{said.name}{label} = ", Code(observed(said.name, said.value)))

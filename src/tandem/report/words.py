@@ -5,10 +5,12 @@ For: one spelling of each. Not for: sentences.
 
 from datetime import UTC, datetime
 
-from tandem.records import Change, Value
+from tandem.records import Change, Value, life_name
 from tandem.records import vocabulary as v
 from tandem.report.blocks import one_line
 
+LIVED = {"start": "started", "restart": "restarted", "stop": "stopped"}
+"""Changes that are an event in a member's life, not a setting."""
 VALUE_CHARACTERS = 160
 SENTENCE_CHARACTERS = 600
 """Longer ones are cut: a report is read at night, the folder keeps the whole."""
@@ -17,6 +19,13 @@ SENTENCE_CHARACTERS = 600
 def moment(at: float) -> str:
     """`2025-11-29 21:00:06 UTC`."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def clock(at: float, day: float) -> str:
+    """`21:00:06` on the UTC day of `day`, another day's with its date."""
+    then = datetime.fromtimestamp(at, UTC)
+    same = then.date() == datetime.fromtimestamp(day, UTC).date()
+    return f"{then:%H:%M:%S}" if same else f"{then:%Y-%m-%d %H:%M:%S}"
 
 
 def length(seconds: float) -> str:
@@ -70,9 +79,11 @@ def observed(name: str, value: Value) -> str:
 
 
 def changed(change: Change) -> str:
-    """`--cuda-graph-max-bs absent -> 96`, or `restart`."""
-    if not change.what and change.before is None and change.after is None:
-        return change.kind
+    """`--cuda-graph-max-bs absent -> 96`; of a life, `restarted (pid 4711, now pid 4802)`."""
+    if change.kind in LIVED and not change.what:
+        lives = [life_name(one) for one in (change.before, change.after) if one]
+        named = f" ({', now '.join(lives)})" if lives else ""
+        return cut(f"{LIVED[change.kind]}{named}", VALUE_CHARACTERS)
     before = "absent" if change.before is None else change.before
     after = "absent" if change.after is None else change.after
     return cut(f"{change.what or change.kind} {before} -> {after}", VALUE_CHARACTERS)

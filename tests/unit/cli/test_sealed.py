@@ -109,7 +109,7 @@ class TestOthers:
         assert main(["repair", folder]) == 5
         out, err = capsys.readouterr()
 
-        assert "stop   decode-0" in out
+        assert "stop decode-0" in out
         assert f"tandem repair {BARE.id} --approve" in err
 
     def test_repair_needs_a_deployment(self, folder, capsys):

@@ -22,7 +22,8 @@ from tandem.cli.show.words import (
     styled,
 )
 from tandem.facts import Facts
-from tandem.records import Diagnosis, ModeVerdict, TestResult
+from tandem.records import ChangeVerdict, Diagnosis, ModeVerdict, TestResult
+from tandem.report.words import changed
 
 STRENGTHS = ("decisive", "strong", "moderate", "weak")
 ANSWERS = (("supports", "for"), ("contradicts", "against"), ("unknown", "missing"))
@@ -35,7 +36,7 @@ def diagnosis_view(diagnosis: Diagnosis, facts: Facts) -> Group:
         block("Differential", _differential(diagnosis)),
         block("Changes", _changes(diagnosis, facts)),
         block("Hunch", _hunch(diagnosis)),
-        block("Next observation", _sentences(diagnosis.next_observation)),
+        block("Next observation", _next(diagnosis)),
     )
 
 
@@ -50,8 +51,8 @@ def verdict_view(diagnosis: Diagnosis) -> Group:
         about.append(("on", Text(diagnosis.subject)))
     if diagnosis.incident_class:
         about.append(("class", Text(diagnosis.incident_class)))
-    if diagnosis.cause:
-        about.append(("mechanism", Text(diagnosis.mechanism or "not told apart by the evidence")))
+    if diagnosis.mechanism:
+        about.append(("mechanism", Text(diagnosis.mechanism)))
     about.append(("certainty", Text(diagnosis.confidence_note)))
     return Group(headline, indented(pairs(about)))
 
@@ -68,7 +69,9 @@ def _differential(diagnosis: Diagnosis) -> list[RenderableType]:
         line = styled(mode.standing)
         line.pad_right(16 - len(line))
         line.append(f"{mode.mode:<{width}}  {counts[0]:<12}{counts[1]:<12}{counts[2]}")
-        lines += [line, indented(Text(mode.because, style=QUIET), 16)]
+        lines.append(line)
+        if mode.standing != "untestable":
+            lines.append(indented(Text(mode.because, style=QUIET), 16))
     return [*lines, Text("`--why MODE` shows the tests and the observations they rest on.", QUIET)]
 
 
@@ -112,21 +115,27 @@ def _test(test: TestResult, facts: Facts) -> Group:
     return Group(*views)
 
 
+def _unsaid(change: ChangeVerdict) -> bool:
+    return change.inferred and "(inferred)" not in change.because
+
+
 def _changes(diagnosis: Diagnosis, facts: Facts) -> list[RenderableType]:
     if not diagnosis.changes:
         return []
-    kinds = {one.id: one.kind for one in facts.changes}
+    known = {one.id: changed(one) for one in facts.changes}
     listed = [
         (
             utc(change.at, facts.now),
             change.subject,
-            change.what or kinds.get(change.change, "-"),
             styled(change.verdict),
-            Text(change.because + (" (inferred)" if change.inferred else "")),
+            Text.assemble(
+                known.get(change.change, change.what or "-"),
+                (f"\n{change.because}{' (inferred)' if _unsaid(change) else ''}", QUIET),
+            ),
         )
         for change in diagnosis.changes
     ]
-    return [rows("when", "member", "what", "verdict", "because", of=listed)]
+    return [rows("when", "member", "verdict", "change, and because", of=listed)]
 
 
 def _hunch(diagnosis: Diagnosis) -> list[RenderableType]:
@@ -139,5 +148,7 @@ def _hunch(diagnosis: Diagnosis) -> list[RenderableType]:
     return [answered, Text(hunch.because)]
 
 
-def _sentences(*sentences: str | None) -> list[RenderableType]:
-    return [Text(sentence) for sentence in sentences if sentence]
+def _next(diagnosis: Diagnosis) -> list[RenderableType]:
+    """What to look at next, unless the certainty has said it already."""
+    wanted = diagnosis.next_observation
+    return [Text(wanted)] if wanted and wanted not in diagnosis.confidence_note else []

@@ -12,6 +12,7 @@ from tandem.cli.show.times import utc
 from tandem.cli.show.words import DOUBT, QUIET, rows
 from tandem.facts import Facts
 from tandem.records import Change, Observation, Trait, Value
+from tandem.report.words import changed
 
 VALUE_COLUMNS = 60
 """A longer value is cut; the sealed file has it whole."""
@@ -35,9 +36,7 @@ def _line(
     if record is None:
         return cited, "", "", Text("not in this window", style=DOUBT)
     if isinstance(record, Change):
-        what = f"{record.kind} {record.what}".strip()
-        became = f"{record.before or '-'} -> {record.after or '-'}"
-        return cited, utc(record.at, now), record.subject, Text(f"{what}: {became}")
+        return cited, utc(record.at, now), record.subject, Text(changed(record))
     named = f"{record.name}[{record.label}]" if record.label else record.name
     if isinstance(record, Observation) and record.missing is not None:
         return (
@@ -66,5 +65,5 @@ def value_text(value: Value, columns: int = VALUE_COLUMNS, *, name: str = "") ->
         text = " ".join(value)
     else:
         text = str(value)
-    text = " | ".join(text.splitlines())
+    text = " | ".join(" ".join(line.split()) for line in text.splitlines())
     return text if len(text) <= columns else text[: columns - 1] + "…"

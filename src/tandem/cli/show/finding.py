@@ -12,6 +12,9 @@ from tandem.cli.show.times import duration, when
 from tandem.cli.show.words import BAD, DOUBT, GOOD, LOUD, QUIET, indented, pairs
 from tandem.records import Finding
 
+CITED_MAX = 4
+"""Observations named of each witness; --json has all."""
+
 
 def finding_view(finding: Finding, now: float) -> Group:
     """Show one finding with its witnesses."""
@@ -26,7 +29,9 @@ def finding_view(finding: Finding, now: float) -> Group:
     if not finding.actionable:
         about.append(("told only", Text("a repair is never planned for it")))
     for witness in finding.witnesses:
-        cited = " ".join(f"#{number}" for number in witness.evidence)
+        cited = " ".join(f"#{number}" for number in witness.evidence[:CITED_MAX])
+        if len(witness.evidence) > CITED_MAX:
+            cited += f" and {len(witness.evidence) - CITED_MAX} more"
         said = Text.assemble(witness.statement, (f" {cited}" if cited else "", QUIET))
         about.append((f"{witness.side} says", said))
     return Group(

@@ -11,10 +11,19 @@ from rich.text import Text
 
 from tandem.cli.show.diagnosis import diagnosis_view
 from tandem.cli.show.finding import finding_view
-from tandem.cli.show.plan import outcomes_view, plan_view
+from tandem.cli.show.plan import approval, outcomes_view, plan_view
 from tandem.cli.show.times import ago, when
 from tandem.cli.show.verification import verification_view
-from tandem.cli.show.words import LOUD, QUIET, block, indented, pairs, rows, spoken, styled
+from tandem.cli.show.words import (
+    LOUD,
+    QUIET,
+    block,
+    indented,
+    pairs,
+    rows,
+    spoken,
+    styled,
+)
 from tandem.facts import Facts
 from tandem.records import Incident
 
@@ -27,7 +36,7 @@ def incidents_view(incidents: Sequence[Incident], now: float) -> RenderableType:
         (
             incident.id,
             ago(incident.opened_at, now),
-            styled(incident.state),
+            _state(incident),
             Text(_cause(incident)),
         )
         for incident in incidents
@@ -46,31 +55,58 @@ def _cause(incident: Incident) -> str:
 def incident_view(incident: Incident, facts: Facts, folder: Path, now: float) -> Group:
     """Show one incident whole, in the order of the stages."""
     parts: list[RenderableType] = [
-        Text.assemble((incident.id, LOUD), ": ", styled(incident.state)),
-        indented(pairs(_about(incident, folder, now))),
+        Text.assemble((incident.id, LOUD), ": ", _state(incident)),
+        indented(pairs(_answers(incident, now))),
     ]
     if incident.finding is not None:
         parts.append(block("Finding", [finding_view(incident.finding, now)]))
     if incident.diagnosis is not None:
         parts.append(block("Diagnosis", [diagnosis_view(incident.diagnosis, facts)]))
     if incident.plan is not None:
-        approve = None if incident.outcomes else f"tandem repair {incident.id} --approve"
-        parts.append(block("Plan", [plan_view(incident.plan, approve)]))
+        parts.append(block("Plan", [plan_view(incident.plan)]))
     if incident.outcomes:
         parts.append(block("Repair", [outcomes_view(incident.outcomes)]))
     if incident.verification is not None:
         parts.append(block("Verification", [verification_view(incident.verification)]))
+    parts.append(block("Record", [pairs(_kept(incident, folder))]))
+    if incident.plan is not None and incident.plan.steps and not incident.outcomes:
+        parts += [Text(""), approval(incident.plan, f"tandem repair {incident.id} --approve")]
     return Group(*parts)
 
 
-def _about(incident: Incident, folder: Path, now: float) -> list[tuple[str, RenderableType]]:
+def _state(incident: Incident) -> Text:
+    """The state; advice to do nothing is called that."""
+    idle = incident.plan is not None and not incident.plan.steps
+    return (
+        Text("nothing proposed") if incident.state == "advised" and idle else styled(incident.state)
+    )
+
+
+def _answers(incident: Incident, now: float) -> list[tuple[str, RenderableType]]:
+    """What a person asks first: what, since when, why, and what is done or to be done."""
+    found, plan, proof = incident.finding, incident.plan, incident.verification
+    what = "nothing wrong that detection could see; a person asked"
+    if found is not None:
+        what = f"{found.kind} on {found.subject} since {when(found.onset_at, now)}"
     about: list[tuple[str, RenderableType]] = [
-        ("opened", Text(when(incident.opened_at, now))),
-        ("deployment", Text(incident.deployment.name)),
-        ("folder", Text(str(folder))),
+        ("found", Text(what)),
+        ("cause", Text(_cause(incident))),
     ]
-    if incident.hunch:
-        about.append(("hunch", Text(f"“{incident.hunch}”")))
+    if incident.diagnosis is not None and incident.diagnosis.hunch is not None:
+        hunch = incident.diagnosis.hunch
+        about.append(("hunch", Text(f"“{hunch.asked}”: {spoken(hunch.answer)}")))
+    if plan is not None and plan.steps:
+        done = f"{len(incident.outcomes)} of {len(plan.steps)} steps were taken"
+        became = done if incident.outcomes else f"{len(plan.steps)} steps, none taken"
+        about.append(("repair", Text(f"{plan.scope}: {became}")))
+    if proof is not None:
+        about.append(("proof", Text("holds" if proof.passed else "falls short")))
+    return about
+
+
+def _kept(incident: Incident, folder: Path) -> list[tuple[str, RenderableType]]:
+    """Where the evidence and the report are."""
+    about: list[tuple[str, RenderableType]] = [("folder", Text(str(folder)))]
     if incident.seal is not None:
         about.append(("evidence", Text(f"{incident.seal.observations} observations, sealed")))
         about.append(("sha256", Text(incident.seal.sha256)))

@@ -9,54 +9,82 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tandem.cli.show.times import duration
-from tandem.cli.show.words import DOUBT, LOUD, QUIET, block, indented, pairs, rows, styled
-from tandem.records import Outcome, Plan
+from tandem.cli.show.words import (
+    DOUBT,
+    LOUD,
+    QUIET,
+    block,
+    bullets,
+    cited,
+    indented,
+    pairs,
+    rows,
+    styled,
+)
+from tandem.records import Outcome, Plan, Step
 
 
 def plan_view(plan: Plan, approve: str | None = None) -> Group:
     """Show the whole plan; `approve` is the command that would run it."""
     parts: list[RenderableType] = [
         Text.assemble("repair scope: ", (plan.scope, LOUD)),
-        indented(pairs([("because", Text(plan.because))])),
+        indented(pairs([("because", Text(cited(plan.because)))])),
         block("Steps", _steps(plan)),
     ]
     if plan.config_edit:
         parts.append(block("Configuration edit", [Text(plan.config_edit)]))
     parts += [
         block("Smaller repairs, refused", _refused(plan)),
-        block("Kept as it is", [Text(f"- {kept}") for kept in plan.kept]),
-        block("Cost", [Text(f"- {cost}") for cost in plan.costs]),
+        block("Kept as it is", bullets(plan.kept)),
+        block("Cost", bullets(plan.costs)),
     ]
     if plan.steps and approve:
-        said = "A person has to approve it" if plan.needs_approval else "The policy allows it"
-        parts += [Text(""), Text(f"{said}: {approve}", style=DOUBT)]
+        parts += [Text(""), approval(plan, approve)]
     return Group(*parts)
+
+
+def approval(plan: Plan, command: str) -> Text:
+    """Show the command that would carry the plan out, on one line however long: it is copied."""
+    said = "A person has to approve it" if plan.needs_approval else "The policy allows it"
+    return Text(f"{said}: {command}", style=DOUBT, no_wrap=True, overflow="ignore")
 
 
 def _steps(plan: Plan) -> list[RenderableType]:
     if not plan.steps:
         return [Text("none: nothing is touched")]
-    listed = [
-        (
-            Text(str(number), style=QUIET),
-            step.verb,
-            step.target,
-            step.gate if step.gate != "none" else "-",
-            duration(step.timeout_s),
-            Text(step.why + (" (a failure is let pass)" if step.on_failure == "continue" else "")),
+    listed = []
+    for steps in _alike(plan.steps):
+        (first, step), last = steps[0], steps[-1][0]
+        gate = f", gate: {step.gate}" if step.gate != "none" else ""
+        let_pass = " (a failure is let pass)" if step.on_failure == "continue" else ""
+        listed.append(
+            (
+                Text(str(first) if first == last else f"{first}-{last}", style=QUIET),
+                duration(step.timeout_s),
+                Text.assemble(
+                    f"{step.verb} {', '.join(one.target for _, one in steps)}{gate}",
+                    (f"\n{step.why}{let_pass}", QUIET),
+                ),
+            )
         )
-        for number, step in enumerate(plan.steps, start=1)
-    ]
-    columns = ("", "step", "target", "gate", "at most", "why")
-    return [rows(*columns, of=listed, right=("at most",))]
+    return [rows("", "at most", "step, and why", of=listed, right=("at most",))]
+
+
+def _alike(steps: Sequence[Step]) -> list[list[tuple[int, Step]]]:
+    """The numbered steps; neighbours that do the same to several members are one entry."""
+    found: list[list[tuple[int, Step]]] = []
+    for number, step in enumerate(steps, start=1):
+        before = found[-1][-1][1] if found else None
+        if before is not None and before.verb == step.verb and before.why == step.why:
+            found[-1].append((number, step))
+        else:
+            found.append([(number, step)])
+    return found
 
 
 def _refused(plan: Plan) -> list[RenderableType]:
-    return (
-        [rows("", "", of=[(rung.scope, Text(rung.because)) for rung in plan.refused])]
-        if (plan.refused)
-        else []
-    )
+    listed = [(rung.scope, Text(cited(rung.because))) for rung in plan.refused]
+    return [rows("", "", of=listed)] if listed else []
 
 
 def outcomes_view(outcomes: Sequence[Outcome]) -> RenderableType:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tandem.cli.show.times import ago, when
 from tandem.cli.show.words import LOUD, QUIET, STYLES, rows, spoken, styled
-from tandem.records import MemberStatus, Status
+from tandem.records import MemberStatus, Status, life_name
 
 
 def status_view(status: Status, now: float) -> Group:
@@ -23,7 +23,9 @@ def status_view(status: Status, now: float) -> Group:
         overflow="ignore",
     )
     listed = [_member(member, now) for member in status.members]
-    parts: list[RenderableType] = [first, Text(f"{status.deployment}: {status.summary}")]
+    named = status.summary.startswith(status.deployment)
+    summary = status.summary if named else f"{status.deployment}: {status.summary}"
+    parts: list[RenderableType] = [first, Text(summary)]
     if status.incident:
         parts.append(Text(f"incident {status.incident}: tandem incidents show {status.incident}"))
     if listed:
@@ -37,6 +39,6 @@ def _member(member: MemberStatus, now: float) -> tuple[RenderableType, ...]:
         member.role,
         styled(member.state),
         "-" if member.since is None else ago(member.since, now),
-        Text(member.incarnation or "-", style=QUIET),
+        Text(life_name(member.incarnation or "-"), style=QUIET),
         Text(member.detail),
     )

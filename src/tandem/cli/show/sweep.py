@@ -4,6 +4,7 @@ For: `collect`. Not for: collecting.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,6 +14,7 @@ from tandem.cli.show.times import utc
 from tandem.cli.show.words import DOUBT, block, rows
 from tandem.ports import Harvest
 from tandem.records import Change, Observation, Trait
+from tandem.report.words import changed
 
 
 def sweep_view(harvest: Harvest, now: float) -> Group:
@@ -30,45 +32,45 @@ def sweep_view(harvest: Harvest, now: float) -> Group:
 
 
 def _missing(observations: Sequence[Observation]) -> list[RenderableType]:
+    """One row per member, source and reason, with the names of what it hid."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for one in observations:
+        named = f"{one.name}[{one.label}]" if one.label else one.name
+        found.setdefault((one.subject, one.source, one.missing or ""), []).append(named)
     listed = [
-        (one.subject, one.source, one.name, Text(one.missing or "", style=DOUBT))
-        for one in observations
+        (subject, source, Text.assemble((why, DOUBT), f": {', '.join(names)}"))
+        for (subject, source, why), names in found.items()
     ]
-    return [rows("subject", "source", "name", "why", of=listed)] if listed else []
+    return [rows("subject", "source", "why, and what of it", of=listed)] if listed else []
 
 
 def _seen(observations: Sequence[Observation]) -> list[RenderableType]:
     """One row per member and source; what is labelled is gathered, counts of nothing are left."""
     found: dict[tuple[str, str], list[str]] = {}
-    none: dict[tuple[str, str, str], int] = {}
-    for one in sorted(observations, key=lambda one: (one.subject, one.source, one.name, one.label)):
-        if one.missing is not None:
-            continue
-        if one.label and one.value == 0:
-            none[one.subject, one.source, one.name] = (
-                none.get((one.subject, one.source, one.name), 0) + 1
-            )
-            continue
-        named = f"{one.name}[{one.label}]" if one.label else one.name
-        said = f"{named} {value_text(one.value, name=one.name)}"
-        found.setdefault((one.subject, one.source), []).append(said)
-    for (subject, source, name), count in none.items():
-        found.setdefault((subject, source), []).append(f"{count} of {name} are 0")
+    seen = [one for one in observations if one.missing is None]
+    seen.sort(key=lambda one: (one.subject, one.source, one.name, one.label))
+    for (subject, source, name), of in groupby(
+        seen, lambda one: (one.subject, one.source, one.name)
+    ):
+        every = list(of)
+        told = [one for one in every if not (one.label and one.value == 0)]
+        said = ", ".join(f"{one.label} {value_text(one.value, name=name)}".strip() for one in told)
+        left = f"{len(every) - len(told)} are 0" if len(told) < len(every) else ""
+        what = "; ".join(part for part in (said, left) if part)
+        labelled = bool(every[0].label)
+        found.setdefault((subject, source), []).append(
+            f"{name}: {what}" if labelled else f"{name} {what}"
+        )
     listed = [(who, source, Text("; ".join(said))) for (who, source), said in sorted(found.items())]
     return [rows("subject", "source", "seen", of=listed)] if listed else []
 
 
 def _changes(changes: Sequence[Change], now: float) -> list[RenderableType]:
     listed = [
-        (
-            utc(one.at, now),
-            one.subject,
-            f"{one.kind} {one.what}".strip(),
-            Text(f"{one.before or '-'} -> {one.after or '-'}  ({one.how_known})"),
-        )
+        (utc(one.at, now), one.subject, Text(f"{changed(one)} (known from {one.how_known})"))
         for one in changes
     ]
-    return [rows("when", "member", "change", "before -> after", of=listed)] if listed else []
+    return [rows("when", "member", "change", of=listed)] if listed else []
 
 
 def _traits(traits: Sequence[Trait]) -> list[RenderableType]:

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tandem.cli.show.times import duration
-from tandem.cli.show.words import BAD, DOUBT, GOOD, block, indented, pairs, rows, styled
+from tandem.cli.show.words import BAD, DOUBT, GOOD, block, bullets, indented, pairs, rows, styled
 from tandem.records import Verification
 
 FAILED_SHOWN_MAX = 20
@@ -37,11 +37,11 @@ def verification_view(proof: Verification) -> Group:
     return Group(
         Text.assemble(verdict, f" ({len(proof.requests)} requests in {took})"),
         indented(pairs(_figures(proof))),
-        block("Not proven", [Text(f"- {what}", style=DOUBT) for what in proof.not_proven]),
+        block("Not proven", bullets(proof.not_proven, DOUBT)),
         block("Requests that were not clean", requests),
         block(
             "Requests lost to the repair",
-            [Text(f"- {lost.subject}: {lost.count} {lost.detail}") for lost in proof.lost],
+            bullets(f"{lost.subject}: {lost.count} {lost.detail}" for lost in proof.lost),
         ),
     )
 

@@ -3,6 +3,7 @@
 For: views that look alike and fit 80 columns. Not for: what they say.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -46,6 +47,14 @@ STYLES = {
 }
 
 
+CITED = re.compile(r"\[e(\d+)\]")
+
+
+def cited(sentence: str) -> str:
+    """Write a record's sentence with its citations as a screen has them: `[e12]` becomes `#12`."""
+    return CITED.sub(r"#\1", sentence)
+
+
 def spoken(word: str) -> str:
     """Write a record's word as people say it: `best_supported` becomes `best supported`."""
     return word.replace("_", " ")
@@ -73,10 +82,19 @@ def block(name: str, views: Sequence[RenderableType]) -> Group:
     return Group(Text(""), heading(name), *(indented(view) for view in views))
 
 
-def rows(*columns: str, of: Iterable[Sequence[RenderableType]], right: Sequence[str] = ()) -> Table:
+def rows(
+    *columns: str,
+    of: Iterable[Sequence[RenderableType]],
+    right: Sequence[str] = (),
+    gap: int = 2,
+) -> Table:
     """Align rows under quiet headings (none when all are empty), without lines; the last wraps."""
     table = Table(
-        box=None, pad_edge=False, show_header=any(columns), header_style=QUIET, padding=(0, 2, 0, 0)
+        box=None,
+        pad_edge=False,
+        show_header=any(columns),
+        header_style=QUIET,
+        padding=(0, gap, 0, 0),
     )
     for number, column in enumerate(columns, start=1):
         last = number == len(columns)
@@ -89,6 +107,12 @@ def rows(*columns: str, of: Iterable[Sequence[RenderableType]], right: Sequence[
     for row in of:
         table.add_row(*row)
     return table
+
+
+def bullets(of: Iterable[str], style: str = "") -> list[RenderableType]:
+    """List sentences, their wrapped lines set in; nothing when there are none."""
+    listed = [("-", Text(cited(one), style=style)) for one in of]
+    return [rows("", "", of=listed, gap=1)] if listed else []
 
 
 def pairs(of: Iterable[tuple[str, RenderableType]]) -> Table:
