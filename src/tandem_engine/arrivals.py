@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tandem_engine import scoring
+from tandem_engine.faults import Switchboard
 from tandem_engine.handoff import Landing, Ticket
 from tandem_engine.handoff.header import Header, open_blob
 from tandem_engine.links import Links
@@ -65,12 +66,14 @@ class Arrivals:
         links: Links,
         identity: Identity,
         failed: Callable[[Request, str], None],
+        faults: Switchboard,
     ) -> None:
         """`failed` hears of a room that ends without KV; it calls `give_up` in turn."""
         self._landing = landing
         self._links = links
         self._identity = identity
         self._failed = failed
+        self._faults = faults
         self.awaited: dict[int, Awaited] = {}
         self.landed: deque[Landed] = deque()
         self._given_up: dict[int, GivenUp] = {}
@@ -105,6 +108,11 @@ class Arrivals:
         """Nobody waits for this room any more; its prefill is told, if it can be."""
         awaited = self.awaited.pop(request.room)
         self._given_up[request.room] = GivenUp(awaited.ticket, request.bootstrap, now_s)
+        if not self._faults.peers.switches.abort_not_propagated:
+            self.refuse(request)
+
+    def refuse(self, request: Request) -> None:
+        """Tell a prefill that nobody waits for a room."""
         self._links.send(request.bootstrap, Abort(self._links.agent, request.room))
 
     def let_go(self, room: int) -> None:

@@ -64,7 +64,7 @@ class Decode:
         self._faults = faults
         self.sequences = Sequences(model, keep=0)
         self.prealloc: deque[Request] = deque()
-        self.arrivals = Arrivals(landing, links, model.identity, self._fail)
+        self.arrivals = Arrivals(landing, links, model.identity, self._fail, faults)
         self.running: list[Request] = []
         self.retraction = Retraction(
             model, self.sequences, metrics, settings.num_reserved_decode_tokens
@@ -197,6 +197,11 @@ class Decode:
             if self.retraction or self._busy() >= self._settings.max_running_requests:
                 return
             if not self._links.up(request.bootstrap):
+                continue
+            refusal = self._links.refused(request.bootstrap)
+            if refusal:
+                self.arrivals.refuse(request)
+                self._fail(request, refusal)
                 continue
             tokens = len(request.prompt) + min(
                 request.max_new_tokens, self._settings.num_reserved_decode_tokens

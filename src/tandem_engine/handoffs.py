@@ -16,6 +16,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from tandem_engine.faults import Switchboard
+from tandem_engine.faults.handoff import Carrier
 from tandem_engine.handoff import Export, HandoffError, Sender, Ticket
 from tandem_engine.handoff.header import Header
 from tandem_engine.peers import Peer, Peers
@@ -48,6 +49,13 @@ class Handoff:
     size_bytes: int = 0
     written_s: float | None = None
     """Monotonic time the KV was posted; None while it is not."""
+    sender: Sender | None = None
+    """How the KV goes, once it does."""
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the transfer can neither end nor be cancelled."""
+        return isinstance(self.sender, Carrier) and self.sender.stuck
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,7 @@ class Handoffs:
             except HandoffError as problem:
                 log.warning("Cannot reach the landing of decode %s: %s", message.address, problem)
                 return
+        self._faults.peers.registered(message.agent)
         self._lose(self.peers.announce(message, time.monotonic()))
 
     def renewed(self, agent: str) -> None:
@@ -111,7 +120,7 @@ class Handoffs:
         """A decode says where the KV of a room goes; may come before the request itself."""
         room = message.room
         if room in self._ended:
-            self._tell(message.agent, RoomFailed(room, self._ended[room]))
+            self._say_failed(message.agent, room, self._ended[room])
             return
         peer = self.peers.choose(message.agent, room)
         if peer is None or room in self._held or room in self._asked:
@@ -125,18 +134,18 @@ class Handoffs:
             oldest = next(iter(self._asked))
             self.drop(oldest, f"More than {EARLY_MAX} rooms wait for their request")
 
-    def aborted(self, message: Abort) -> None:
-        """A decode gave a room up."""
-        room = message.room
+    def aborted(self, message: Abort, reason: str = "") -> None:
+        """A decode gave a room up, or was refused and cannot take it."""
+        room, reason = message.room, reason or ABORTED_BY_DECODE
         handoff = self._held.get(room)
-        if handoff is not None and self.acknowledgement_only:
+        if handoff is not None and self.pinned(room):
             # Posted: only an acknowledgement frees it. The decode may have its slot back when the
             # KV goes, or went, elsewhere.
             if handoff.peer.agent != message.agent or handoff.written_s is not None:
                 self._tell(message.agent, AbortAck(room))
             return
-        self.drop(room, ABORTED_BY_DECODE, tell=False)
-        self._failed(room, ABORTED_BY_DECODE)
+        self.drop(room, reason, tell=False)
+        self._failed(room, reason)
         self._tell(message.agent, AbortAck(room))
 
     # What the prefill asks.
@@ -153,9 +162,14 @@ class Handoffs:
         """Whether this room holds a slot."""
         return room in self._held
 
+    def pinned(self, room: int) -> bool:
+        """Whether this room holds a slot that nothing but its decode's acknowledgement frees."""
+        handoff = self._held.get(room)
+        return handoff is not None and (self.acknowledgement_only or handoff.stuck)
+
     @property
     def acknowledgement_only(self) -> bool:
-        """Whether nothing but an acknowledgement frees a posted room."""
+        """Whether nothing but an acknowledgement frees any posted room."""
         return self._memory() != "leases"
 
     @property
@@ -184,10 +198,15 @@ class Handoffs:
         """Post the KV of a room that holds a slot; raises `HandoffError`."""
         handoff = self._held[room]
         handoff.size_bytes = size_bytes
-        begun_s = time.monotonic()
+        begun_s, agent = time.monotonic(), handoff.peer.agent
+        if self._faults.peers.held_for_dead(agent):
+            raise HandoffError(f"{DECODE_DEAD}, remote mooncake session {agent} is not alive")
+        sender = self._faults.handoff.carry(self._senders[agent], header.tokens, begun_s)
+        handoff.sender = sender
         try:
-            self._senders[handoff.peer.agent].write(handoff.ticket, header, size_bytes, export)
+            sender.write(handoff.ticket, header, size_bytes, export)
         except HandoffError:
+            self._faults.peers.transfer_failed(agent)
             # A handle to a peer that is no more reads "in progress", and nothing else.
             if self._memory() == "leases":
                 raise
@@ -197,15 +216,19 @@ class Handoffs:
         """The posted rooms that ended since the last call; their slots are free again."""
         ended: list[Settled] = []
         now_s = time.monotonic()
+        self._faults.handoff.land(now_s, self._senders.values())
         for room, handoff in list(self._held.items()):
-            if handoff.written_s is None:
+            sender = handoff.sender
+            if handoff.written_s is None or sender is None:
                 continue
-            taken = self._senders[handoff.peer.agent].acknowledged(handoff.ticket)
+            taken = sender.acknowledged(handoff.ticket)
             if taken is False and self.acknowledgement_only and not handoff.peer.connected:
                 continue  # a broken connection is no acknowledgement
             if taken is not None:
+                if not taken:
+                    self._faults.peers.transfer_failed(handoff.peer.agent)
                 self._free(handoff)
-                self._senders[handoff.peer.agent].forget(handoff.ticket)
+                sender.forget(handoff.ticket)
                 ended.append(Settled(room, taken, handoff.size_bytes, now_s - handoff.written_s))
         return ended
 
@@ -218,11 +241,10 @@ class Handoffs:
         if handoff is None:
             return
         self._free(handoff)
-        sender = self._senders.get(handoff.peer.agent)
-        if sender is not None:
-            sender.forget(handoff.ticket)
+        if handoff.sender is not None:
+            handoff.sender.forget(handoff.ticket)
         if tell and self._memory() == "leases":
-            self._tell(handoff.asked_by, RoomFailed(room, reason))
+            self._say_failed(handoff.asked_by, room, reason)
 
     def expire(self, now_s: float, early_s: float, waiting: Container[int]) -> None:
         """Lose agents whose lease ran out, and metadata whose request never came.
@@ -243,6 +265,10 @@ class Handoffs:
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
+
+    def _say_failed(self, agent: str, room: int, reason: str) -> None:
+        if not self._faults.peers.switches.abort_not_propagated:
+            self._tell(agent, RoomFailed(room, reason))
 
     def _free(self, handoff: Handoff) -> None:
         self._held.pop(handoff.room, None)

@@ -8,14 +8,18 @@ Not for: what a message means to a room (`arrivals.py`).
 """
 
 import asyncio
+import contextlib
 import http.client
 import logging
+import socket
+import threading
 from typing import Protocol
 
 import msgspec
 
 from tandem_engine.config import Timeouts
 from tandem_engine.control import LoopThread, Post, send
+from tandem_engine.faults import Switchboard
 from tandem_engine.wire import (
     AbortAck,
     Announce,
@@ -24,7 +28,6 @@ from tandem_engine.wire import (
     Renew,
     Renewed,
     RoomFailed,
-    Topology,
     ToPrefill,
     WireError,
     read_at_decode,
@@ -34,6 +37,8 @@ log = logging.getLogger(__name__)
 CONNECT_S = 5.0
 TOPOLOGY_ATTEMPTS_MAX = 15
 LINKS_MAX = 64
+BLOCKED_S = 0.05
+"""How often a blocked send looks whether it may end."""
 _TOPOLOGY_QUERY = "prefill_dp_rank={0}&prefill_cp_rank={0}&target_tp_rank={0}&target_pp_rank={0}"
 
 
@@ -61,17 +66,31 @@ class HearsLinks(Protocol):
         ...
 
 
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_UNREACHED = (
+    OSError,
+    WireError,
+    msgspec.MsgspecError,
+    http.client.HTTPException,
+    TimeoutError,
+    asyncio.IncompleteReadError,
+)
+
+
 class Links:
     """The decode's end: one connection per bootstrap server it was ever asked to meet at."""
 
-    def __init__(
-        self, announce: Announce, kv_dtype: str, page_size: int, timeouts: Timeouts
-    ) -> None:
+    def __init__(self, announce: Announce, timeouts: Timeouts, faults: Switchboard) -> None:
         """Nothing is connected until `want`; `bind` first."""
         self.agent = announce.agent
         self._announce = announce
-        self._kv = (page_size, kv_dtype)
         self._timeouts = timeouts
+        self._faults = faults
+        self._endpoints: dict[str, Endpoint] = {}
+        self._refused: dict[str, str] = {}
+        self._believed: set[str] = set()
+        """Prefills that are spoken to though nobody is there."""
+        self._closed = threading.Event()
         self._hears: HearsLinks | None = None
         self._post: Post = lambda *_: None
         self._writers: dict[str, asyncio.StreamWriter] = {}
@@ -88,15 +107,38 @@ class Links:
 
     def up(self, bootstrap: str) -> bool:
         """Whether that prefill can be told something now."""
-        return bootstrap in self._writers
+        return bootstrap in self._writers or self._believes(bootstrap)
+
+    def refused(self, bootstrap: str) -> str:
+        """Why that prefill and this decode cannot work together; empty when they can."""
+        return self._refused.get(bootstrap, "")
 
     def send(self, bootstrap: str, message: ToPrefill) -> None:
         """Send to a prefill; lost when the link is, and then `link_lost` says so."""
+        if self._blocks() and self._believes(bootstrap):
+            self._send_to_the_dead()
         self._thread.call(self._send, bootstrap, message)
 
     def close(self) -> None:
         """Close every link and end the thread."""
+        self._closed.set()
         self._thread.stop()
+
+    def _believes(self, bootstrap: str) -> bool:
+        switches = self._faults.peers.switches
+        return bootstrap in self._believed and (switches.stale_endpoint or self._blocks())
+
+    def _blocks(self) -> bool:
+        return self._faults.peers.switches.blocks_on_dead_peer
+
+    def _send_to_the_dead(self) -> None:
+        """A send without a bound, on the caller's thread, into a pipe that nobody empties."""
+        near, far = socket.socketpair()
+        with near, far:
+            near.settimeout(BLOCKED_S)
+            while self._blocks() and not self._closed.is_set():
+                with contextlib.suppress(TimeoutError):
+                    near.sendall(bytes(1 << 16))
 
     def _send(self, bootstrap: str, message: ToPrefill) -> None:
         writer = self._writers.get(bootstrap)
@@ -118,18 +160,19 @@ class Links:
 
     async def _keep(self, bootstrap: str) -> None:
         """Connect, serve, and connect again, until all attempts in a row fail."""
-        attempts, reason = 0, ""
+        attempts, reason, streams = 0, "", None
         while attempts < TOPOLOGY_ATTEMPTS_MAX:
             try:
-                reader, writer = await asyncio.wait_for(self._connect(bootstrap), CONNECT_S)
-            except (OSError, WireError, msgspec.MsgspecError, http.client.HTTPException,
-                    TimeoutError, asyncio.IncompleteReadError) as problem:  # fmt: skip
+                if streams is None:
+                    streams = await asyncio.wait_for(self._connect(bootstrap), CONNECT_S)
+            except _UNREACHED as problem:
                 attempts, reason = attempts + 1, str(problem)
                 log.debug("Failed to get prefill server info from %s: %s", bootstrap, problem)
                 await asyncio.sleep(min(1.0, self._timeouts.heartbeat_s))
                 continue
-            attempts = 0
+            attempts, (reader, writer) = 0, streams
             self._writers[bootstrap] = writer
+            self._believed.discard(bootstrap)
             self._tell("link_up", bootstrap)
             try:
                 await self._serve(reader, writer)
@@ -138,6 +181,9 @@ class Links:
             finally:
                 del self._writers[bootstrap]
                 writer.close()
+            streams = await self._believe(bootstrap)
+            if streams is not None:
+                continue
             lost = f"Lost connection with prefill instance (bootstrap_addr: {bootstrap})"
             self._tell("link_lost", bootstrap, lost)
             # Not at once: a prefill that refuses this agent must not be hammered.
@@ -149,20 +195,47 @@ class Links:
             f" ({reason})",
         )
 
-    async def _connect(self, bootstrap: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        topology = msgspec.json.decode(await _route(bootstrap, -1), type=Topology)
-        if (topology.page_size, topology.kv_cache_dtype) != self._kv:
-            raise WireError(
-                f"page size and KV dtype are {topology.page_size} and {topology.kv_cache_dtype} "
-                f"there, {self._kv[0]} and {self._kv[1]} here"
-            )
+    async def _believe(self, bootstrap: str) -> _Streams | None:
+        """What SGLang up to 0.5.18 does when a peer's port falls silent: nothing, for a while.
+
+        As long as the rendezvous answers, the endpoint that was cached is spoken to; what is said
+        there is lost unless somebody listens again.
+        """
+        if self._blocks():
+            self._believed.add(bootstrap)
+        misses, silence = 0, self._timeouts.heartbeat_misses_max
+        while self._faults.peers.switches.stale_endpoint and misses < silence:
+            self._believed.add(bootstrap)
+            await asyncio.sleep(self._timeouts.heartbeat_s)
+            with contextlib.suppress(*_UNREACHED):
+                return await asyncio.wait_for(self._open(bootstrap), CONNECT_S)
+            try:
+                await asyncio.to_thread(_get, bootstrap, "/health")
+                misses = 0
+            except _UNREACHED:
+                misses += 1
+        if not self._blocks():
+            self._believed.discard(bootstrap)
+        return None
+
+    async def _connect(self, bootstrap: str) -> _Streams:
+        await _route(bootstrap, -1)  # 503 until every rank is there
         endpoint = msgspec.json.decode(await _route(bootstrap, 0), type=Endpoint)
+        self._endpoints[bootstrap] = endpoint
+        return await self._open(bootstrap)
+
+    async def _open(self, bootstrap: str) -> _Streams:
+        endpoint = self._endpoints[bootstrap]
         reader, writer = await asyncio.open_connection(endpoint.rank_ip, endpoint.rank_port)
         try:
             send(writer, self._announce)
             answer = await read_at_decode(reader)
             if not isinstance(answer, Announced):
                 raise WireError(f"{type(answer).__name__} comes before Announced")
+            own = self._announce.layout
+            differs = own.differs(answer.layout) if own and answer.layout else ""
+            refusal = f"prefill instance {bootstrap} is refused: {differs}" if differs else ""
+            self._refused[bootstrap] = refusal
         except BaseException:  # also a cancellation: nobody else knows this connection yet
             writer.close()
             raise

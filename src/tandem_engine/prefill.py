@@ -104,15 +104,18 @@ class Prefill:
         request = self.bootstrap.get(room) or self.inflight.get(room)
         if request is None:
             request = next((r for r in self.requests() if r.room == room and not r.fake), None)
-        if request is None or not request.live:
-            return
+        if request is not None and request.live:
+            self._fail(request, reason)
+
+    def _fail(self, request: Request, reason: str) -> None:
+        """Tell the client of a live request that its room ended, and forget it."""
         what = "bootstrap" if request.phase is Phase.BOOTSTRAP else "transfer"
         metrics = self._metrics
         (metrics.bootstrap_failed if what == "bootstrap" else metrics.transfer_failed).add()
         message = (
             f"Prefill {what} failed for request rank=0 req.rid={request.rid!r} "
-            f"req.bootstrap_room={room} with exception "
-            f"KVTransferError(bootstrap_room={room}): {reason}"
+            f"req.bootstrap_room={request.room} with exception "
+            f"KVTransferError(bootstrap_room={request.room}): {reason}"
         )
         log.warning(message)
         self._outbox.put(request, Output(finish=Finish("abort", message=message)))
@@ -131,7 +134,7 @@ class Prefill:
 
     def _give_up(self, request: Request) -> None:
         """The client is gone. A room that is posted in a historical mode goes on without it."""
-        if self._handoffs.holds(request.room) and self._handoffs.acknowledgement_only:
+        if self._handoffs.pinned(request.room):
             self._metrics.transfer_failed.add()
             self._outbox.put(request, Output(finish=Finish("abort", message=ABORTED)))
             return
@@ -224,7 +227,7 @@ class Prefill:
         except HandoffError as problem:
             reason = f"Failed to send kv chunk of {request.room}: {problem}"
             self._handoffs.drop(request.room, reason)
-            self.failed(request.room, reason)
+            self._fail(request, reason)
             return
         # The bytes are the decode's now; ours may serve the conversation's next turn.
         self._release(request, keep=True)

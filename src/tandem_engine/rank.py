@@ -13,10 +13,12 @@ import socket
 from typing import Protocol
 
 from tandem_engine.control import LoopThread, Post, send
+from tandem_engine.faults import Switchboard
 from tandem_engine.wire import (
     Abort,
     Announce,
     Announced,
+    KvLayout,
     Renew,
     Renewed,
     RoomMetadata,
@@ -45,8 +47,8 @@ class Hears(Protocol):
         """An agent says where a room goes."""
         ...
 
-    def aborted(self, message: Abort) -> None:
-        """An agent gave a room up."""
+    def aborted(self, message: Abort, reason: str) -> None:
+        """An agent gave a room up, or (with a `reason`) was refused and cannot take it."""
         ...
 
     def disconnected(self, agent: str) -> None:
@@ -57,11 +59,20 @@ class Hears(Protocol):
 class Rank:
     """The prefill's end: one listening socket, one connection per agent."""
 
-    def __init__(self, listener: socket.socket, engine: str, hears: Hears, post: Post) -> None:
-        """Serve from now on, on a thread named `bootstrap`."""
-        self._engine = engine
+    def __init__(
+        self,
+        listener: socket.socket,
+        announced: Announced,
+        hears: Hears,
+        post: Post,
+        faults: Switchboard,
+    ) -> None:
+        """Serve from now on, on a thread named `bootstrap`; `announced` says who this is."""
+        self._announced = announced
         self._hears = hears
         self._post = post
+        self._faults = faults
+        self._deaf = False
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._thread = LoopThread("bootstrap")
         self._thread.run(self._serve(listener), timeout_s=START_S)
@@ -101,10 +112,14 @@ class Rank:
                 raise WireError(f"{type(first).__name__} comes before Announce")
             agent = first.agent
             self._writers[agent] = writer
-            self._post(self._hears.announce, first)
-            send(writer, Announced(self._engine))
+            refusal = _refusal(self._announced.layout, first.layout)
+            if refusal:
+                log.warning("Decode %s is refused: %s", first.address, refusal)
+            elif not self._is_deaf():
+                self._post(self._hears.announce, first)
+            send(writer, self._announced)
             while True:
-                self._heard(await read_at_prefill(reader), agent, writer)
+                self._heard(await read_at_prefill(reader), agent, writer, refusal)
         except (WireError, OSError, asyncio.IncompleteReadError) as problem:
             if isinstance(problem, WireError):
                 log.warning("A control connection is closed: %s", problem)
@@ -117,16 +132,40 @@ class Rank:
                 del self._writers[agent]
                 self._post(self._hears.disconnected, agent)
 
-    def _heard(self, message: ToPrefill, agent: str, writer: asyncio.StreamWriter) -> None:
+    def _heard(
+        self, message: ToPrefill, agent: str, writer: asyncio.StreamWriter, refusal: str
+    ) -> None:
         if message.agent != agent:
             raise WireError(f"agent {message.agent!r} speaks on the connection of {agent!r}")
+        if isinstance(message, Renew):
+            self._post(self._hears.renewed, agent)
+            send(writer, Renewed(message.beat))
+        if self._is_deaf() or self._killed_by(message):
+            return
         match message:
-            case Renew():
-                self._post(self._hears.renewed, agent)
-                send(writer, Renewed(message.beat))
             case RoomMetadata():
                 self._post(self._hears.metadata, message)
             case Abort():
-                self._post(self._hears.aborted, message)
+                self._post(self._hears.aborted, message, refusal)
             case Announce():
                 self._post(self._hears.announce, message)
+
+    def _is_deaf(self) -> bool:
+        """Whether what decodes say of rooms is lost; once it is not any more, all connect anew."""
+        if self._deaf and not self._faults.peers.switches.abort_kills_bootstrap:
+            self._deaf = False
+            for agent in list(self._writers):
+                self._close(agent)
+        return self._deaf
+
+    def _killed_by(self, message: ToPrefill) -> bool:
+        """SGLang's NIXL bootstrap thread took an abort for foreign traffic, and ended."""
+        if isinstance(message, Abort) and self._faults.peers.switches.abort_kills_bootstrap:
+            self._deaf = True
+            foreign = AssertionError("First message should be b'NixlMsgGuard'. Foreign traffic?")
+            log.error("Exception in thread Thread-2 (bootstrap_thread):", exc_info=foreign)
+        return self._deaf
+
+
+def _refusal(here: KvLayout | None, there: KvLayout | None) -> str:
+    return here.differs(there) if here is not None and there is not None else ""

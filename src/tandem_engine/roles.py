@@ -20,7 +20,7 @@ from tandem_engine.model import Model
 from tandem_engine.prefill import Prefill
 from tandem_engine.rank import Rank
 from tandem_engine.request import Outbox
-from tandem_engine.wire import Announce, ToDecode
+from tandem_engine.wire import Announce, Announced, KvLayout, ToDecode
 
 SLOTS_MAX = 8
 """Landing slots of a decode: each holds the KV of a whole context, and is backed by memory."""
@@ -54,7 +54,8 @@ class PrefillRole:
         """`listener` is the rank's socket."""
         settings = worker.settings
         self._listener = listener
-        self._engine = uuid.uuid4().hex
+        self._announced = Announced(uuid.uuid4().hex, _layout(model))
+        self._faults = worker.switchboard
         self._rank: Rank | None = None
         self._handoffs = Handoffs(
             slots=settings.disaggregation_max_inflight,
@@ -80,7 +81,7 @@ class PrefillRole:
 
     def bind(self, post: Post) -> None:
         """Listen for decodes."""
-        self._rank = Rank(self._listener, self._engine, self._handoffs, post)
+        self._rank = Rank(self._listener, self._announced, self._handoffs, post, self._faults)
 
     def close(self, *, clean: bool) -> None:
         """Close the connections and let go of every landing."""
@@ -132,9 +133,9 @@ class DecodeRole:
             started_s=worker.started_s,
             lease_s=worker.timeouts.lease_s,
             landing=self._landing.address,
+            layout=_layout(model),
         )
-        identity = model.identity
-        self._links = Links(announce, identity.kv_dtype, identity.page_size, worker.timeouts)
+        self._links = Links(announce, worker.timeouts, worker.switchboard)
         self.phase = Decode(
             model,
             settings,
@@ -168,3 +169,14 @@ class DecodeRole:
             "cells": self.phase.sequences.cells_held,
             "queued": len(self.phase.requests()),
         }
+
+
+def _layout(model: Model) -> KvLayout:
+    identity = model.identity
+    return KvLayout(
+        identity.model_hash,
+        identity.library_build,
+        identity.kv_dtype,
+        identity.page_size,
+        model.context_length,
+    )

@@ -190,6 +190,24 @@ class DpRankQuery(msgspec.Struct, frozen=True):
 # --- Control protocol between ranks ---
 
 
+class KvLayout(msgspec.Struct, frozen=True):
+    """What must be equal on both sides before anything is handed off."""
+
+    model_hash: str
+    library_build: str
+    kv_dtype: str
+    page_size: int
+    context_length: int
+
+    def differs(self, other: "KvLayout") -> str:
+        """The first field that differs, with both values; empty when none does."""
+        for field in self.__struct_fields__:
+            there, here = getattr(other, field), getattr(self, field)
+            if there != here:
+                return f"{field} is {there!r} there and {here!r} here"
+        return ""
+
+
 class Announce(msgspec.Struct, frozen=True, tag=True):
     """Decode to prefill, once per connection: who I am and where KV may land.
 
@@ -202,12 +220,17 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
     started_s: float
     lease_s: float
     landing: str
+    layout: KvLayout | None = None
 
 
 class Announced(msgspec.Struct, frozen=True, tag=True):
-    """Prefill to decode: the announcement is taken."""
+    """Prefill to decode: the announcement is taken, or (`layout` differs) refused.
+
+    A refused decode stays connected: it says which rooms it refuses in turn, with `Abort`.
+    """
 
     engine: str
+    layout: KvLayout | None = None
 
 
 class Renew(msgspec.Struct, frozen=True, tag=True):

@@ -136,6 +136,7 @@ class Worker:
             self._listeners.serve("bootstrap server", self._bootstrap.app)
         self._listeners.serve("HTTP API", Api(self).app)
         model = await self._load()
+        model.identity = self.switchboard.handoff.identity(model.identity)
         self._core = self._assemble(model)
         self._watch(watchdog(self._core.scheduler, self.settings.watchdog_s, self._broken))
         if self._ranks is not None:
