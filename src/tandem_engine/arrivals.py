@@ -18,7 +18,7 @@ import msgspec
 from tandem_engine import scoring
 from tandem_engine.faults import Switchboard
 from tandem_engine.handoff import Landing, Ticket
-from tandem_engine.handoff.header import Header, open_blob
+from tandem_engine.handoff.header import HEADER_BYTES, Header, open_blob
 from tandem_engine.links import Links
 from tandem_engine.model import Identity, KvMismatchError
 from tandem_engine.request import Phase, Request
@@ -55,6 +55,8 @@ class GivenUp:
     ticket: Ticket
     bootstrap: str
     since_s: float
+    sequence: int
+    """Whose cells were to take it; somebody else's by now."""
 
 
 class Arrivals:
@@ -107,8 +109,14 @@ class Arrivals:
     def give_up(self, request: Request, now_s: float) -> None:
         """Nobody waits for this room any more; its prefill is told, if it can be."""
         awaited = self.awaited.pop(request.room)
-        self._given_up[request.room] = GivenUp(awaited.ticket, request.bootstrap, now_s)
-        if not self._faults.peers.switches.abort_not_propagated:
+        self._given_up[request.room] = GivenUp(
+            awaited.ticket, request.bootstrap, now_s, request.sequence
+        )
+        faults = self._faults
+        if not (
+            faults.peers.switches.abort_not_propagated
+            or faults.corruption.switches.aborted_cells_reused
+        ):
             self.refuse(request)
 
     def refuse(self, request: Request) -> None:
@@ -149,6 +157,10 @@ class Arrivals:
                 else:
                     self._check(awaited, now_s)
             elif room in self._given_up:
+                if not arrival.failed:
+                    blob = self._landing.view(ticket)
+                    sequence = self._given_up[room].sequence
+                    self._faults.corruption.land_late(sequence, blob[HEADER_BYTES:])
                 self._landing.acknowledge(ticket)
                 self.let_go(room)
         for room, given_up in list(self._given_up.items()):

@@ -180,6 +180,7 @@ class Decode:
         self.running = [request for request in self.running if request.live]
         while self.arrivals.landed:
             self._import(self.arrivals.landed.popleft(), now_s)
+        self._faults.corruption.overwrite(self._model, self.running, now_s)
         self.retraction.resume(self.running, self._settings.max_running_requests)
         self._admit(now_s)
         for awaited in list(self.arrivals.awaited.values()):

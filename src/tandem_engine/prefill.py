@@ -60,7 +60,9 @@ class Prefill:
         self._handoffs = handoffs
         self._ended = ended
         self._faults = faults
-        self.sequences = Sequences(model, keep=model.sequences_max)
+        self.sequences = Sequences(
+            model, keep=model.sequences_max, poisoned=faults.corruption.poisoned
+        )
         self.bootstrap: dict[int, Request] = {}
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -184,8 +186,10 @@ class Prefill:
         if self._flush:
             self._flush = False
             self.sequences.flush()
+        foreign = self._faults.corruption.crosswired(self._model, self._computed)
         while self._computed:
-            self._post(self._computed.popleft(), now_s)
+            request = self._computed.popleft()
+            self._post(request, foreign.get(request.sequence), now_s)
         self._handoffs.expire(now_s, self._timeouts.bootstrap_s, self.bootstrap)
         for room, request in list(self.bootstrap.items()):
             waited_s = now_s - request.phase_since_s
@@ -200,8 +204,8 @@ class Prefill:
             self.sequences.release(request.sequence, kept)
             request.sequence = -1
 
-    def _post(self, request: Request, now_s: float) -> None:
-        """Write the KV of a computed prompt to its decode."""
+    def _post(self, request: Request, foreign: bytes | None, now_s: float) -> None:
+        """Write the KV of a computed prompt to its decode; `foreign` KV is a fault's."""
         if not request.live:
             return
         if request.fake:
@@ -216,14 +220,18 @@ class Prefill:
             cached_tokens=request.cached,
             extra=scoring.packed(request.first_score),
         )
+        header = self._faults.corruption.metadata(header)
         sequence = request.sequence
+        size_bytes = self._model.kv_size(sequence) if foreign is None else len(foreign)
+
+        def export(into: memoryview) -> int:
+            if foreign is None:
+                return self._model.export_kv(sequence, into)
+            into[:size_bytes] = foreign
+            return size_bytes
+
         try:
-            self._handoffs.write(
-                request.room,
-                header,
-                self._model.kv_size(sequence),
-                lambda into: self._model.export_kv(sequence, into),
-            )
+            self._handoffs.write(request.room, header, size_bytes, export)
         except HandoffError as problem:
             reason = f"Failed to send kv chunk of {request.room}: {problem}"
             self._handoffs.drop(request.room, reason)

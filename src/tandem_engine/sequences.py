@@ -6,7 +6,7 @@ something is admitted (`prefill.py`, `decode.py`).
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem_engine.model import Model
@@ -27,8 +27,14 @@ class Held:
 class Sequences:
     """The sequences of one model. For the model's thread, while the model is idle."""
 
-    def __init__(self, model: Model, *, keep: int) -> None:
-        """`keep` bounds the finished prefixes kept for reuse; 0 keeps none."""
+    def __init__(
+        self, model: Model, *, keep: int, poisoned: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`keep` bounds the finished prefixes kept for reuse; 0 keeps none.
+
+        `poisoned` is a fault: what is found is read from another place.
+        """
+        self._poisoned = poisoned
         self._model = model
         self._keep = min(keep, model.sequences_max - 1)
         self._free = list(range(model.sequences_max - 1, -1, -1))
@@ -63,6 +69,8 @@ class Sequences:
         if not self.free_for(tokens):
             return None
         source, common = self._longest(prompt, reuse_max)
+        if source >= 0 and self._poisoned():
+            source, common = self._another(source, common)
         if source >= 0 and common == len(self._kept[source]):
             # The next turn of the same conversation: nothing of the old one is lost by taking it.
             del self._kept[source]
@@ -132,6 +140,15 @@ class Sequences:
             if common > longest:
                 best, longest = sequence, common
         return (best, longest) if best >= 0 else (-1, 0)
+
+    def _another(self, source: int, common: int) -> tuple[int, int]:
+        """A kept prefix that is not the one that was found, if there is one."""
+        known = self._kept[source]
+        for other, tokens in reversed(self._kept.items()):
+            length = min(common, len(tokens))
+            if tokens[:length] != known[:length]:
+                return other, length
+        return source, common
 
     def _evict(self, sparing: int = -1) -> None:
         self._drop(next(s for s in self._kept if s != sparing))

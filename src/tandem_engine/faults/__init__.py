@@ -147,7 +147,7 @@ def listing() -> str:
                     paragraph, LINE, initial_indent="    ", subsequent_indent="    "
                 )
         lines.append("")
-    lines.append("Switching one off always heals as well, once what it holds has ended.")
+    lines.append("Switching one off heals as well, once what it holds has ended.")
     return "\n".join(lines)
 
 
