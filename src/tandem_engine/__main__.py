@@ -88,12 +88,15 @@ def _serve(mode: Mode, arguments: Sequence[str]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         try:
-            await worker.start()
+            starting = asyncio.ensure_future(worker.start())
             ends = [asyncio.ensure_future(e.wait()) for e in (stopped, worker.fatal)]
             # A server waits for as long as it takes.
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for end in ends:
-                end.cancel()
+            await asyncio.wait([starting, *ends], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in (starting, *ends):
+                task.cancel()
         finally:
             await worker.stop()
         # A loop that broke by itself is no clean end.

@@ -79,13 +79,14 @@ class Arrivals:
         self.awaited: dict[int, Awaited] = {}
         self.landed: deque[Landed] = deque()
         self._given_up: dict[int, GivenUp] = {}
+        self._leaked: list[Ticket] = []
         self.moved_s = 0.0
         """Monotonic time something last arrived or was asked for."""
 
     @property
     def slots_held(self) -> int:
         """Landing slots in use."""
-        return len(self.awaited) + len(self._given_up) + len(self.landed)
+        return len(self.awaited) + len(self._given_up) + len(self.landed) + len(self._leaked)
 
     @property
     def polled(self) -> bool:
@@ -163,6 +164,8 @@ class Arrivals:
                     self._faults.corruption.land_late(sequence, blob[HEADER_BYTES:])
                 self._landing.acknowledge(ticket)
                 self.let_go(room)
+        while self._leaked and self._faults.resources.frees_slots:
+            self._landing.release(self._leaked.pop())
         for room, given_up in list(self._given_up.items()):
             if now_s - given_up.since_s > DEFERRED_RELEASE_S:
                 log.warning("Deferred KV release for room %d timed out", room)
@@ -191,4 +194,7 @@ class Arrivals:
         """Tell the prefill what became of its KV, and free the slot."""
         self._landing.acknowledge(landed.ticket, consumed=taken)
         landed.payload.release()
+        if taken and self._faults.resources.leaks_slot():
+            self._leaked.append(landed.ticket)
+            return
         self._landing.release(landed.ticket)

@@ -178,7 +178,7 @@ class Decode:
             self._ended(request)
         self._left.clear()
         self.running = [request for request in self.running if request.live]
-        while self.arrivals.landed:
+        while self.arrivals.landed and not self._blocked:
             self._import(self.arrivals.landed.popleft(), now_s)
         self._faults.corruption.overwrite(self._model, self.running, now_s)
         self.retraction.resume(self.running, self._settings.max_running_requests)
@@ -191,9 +191,11 @@ class Decode:
 
     def _admit(self, now_s: float) -> None:
         """Reserve all a request needs, then tell its prefill; first come, first served."""
+        orphans = self._faults.process.orphans
         for request in list(self.prealloc):
             if request.fake:
-                self._fake(request, now_s)
+                if request not in orphans:
+                    self._fake(request, now_s)
                 continue
             if self.retraction or self._busy() >= self._settings.max_running_requests:
                 return
@@ -217,6 +219,11 @@ class Decode:
             request.sequence = held.sequence
             self.prealloc.remove(request)
             self._metrics.stage.observe(now_s - since_s, stage="decode_bootstrap")
+
+    @property
+    def _blocked(self) -> bool:
+        """Whether KV that arrived has to wait for requests that were retracted."""
+        return self._faults.resources.blocks_arrivals(len(self.retraction))
 
     def _busy(self) -> int:
         coming = len(self.arrivals.awaited) + len(self.arrivals.landed)
@@ -312,10 +319,10 @@ class Decode:
     def idle(self, now_s: float) -> float:
         """Poll fast while something moved lately, slowly for what hangs, not at all otherwise."""
         arrivals = self.arrivals
-        if self._left or arrivals.landed:
+        if self._left or (arrivals.landed and not self._blocked):
             return 0.0
         queued = bool(self.prealloc or arrivals.awaited or self.retraction)
         self.streaming.idle(now_s, queued=queued)
-        if arrivals.polled:
+        if arrivals.polled or arrivals.landed:
             return POLL_S if now_s - arrivals.moved_s < POLL_SLOW_AFTER_S else POLL_SLOW_S
         return 1.0

@@ -54,10 +54,14 @@ class Counter(Family):
     def __init__(self, name: str, text: str, labels: dict[str, str], *, zero: bool = True) -> None:
         """`zero` shows the sample without further labels from the start."""
         super().__init__(name, text, labels)
+        self.wired = True
+        """Whether anything that is added counts."""
         self._values: dict[Extra, float] = {(): 0.0} if zero else {}
 
     def add(self, amount: float = 1.0, **extra: str) -> None:
         """Grow by `amount`."""
+        if not self.wired:
+            return
         key = self._key(extra)
         with self._lock:
             self._values[key] = self._values.get(key, 0.0) + amount

@@ -94,6 +94,7 @@ class Handoffs:
         self._asked: OrderedDict[int, Handoff] = OrderedDict()
         self._held: dict[int, Handoff] = {}
         self._ended: OrderedDict[int, str] = OrderedDict()
+        self._leaked = 0
 
     # What the control connections bring.
 
@@ -175,7 +176,7 @@ class Handoffs:
     @property
     def held(self) -> int:
         """Slots in use."""
-        return len(self._held)
+        return len(self._held) + self._leaked
 
     @property
     def inflight(self) -> int:
@@ -189,7 +190,7 @@ class Handoffs:
 
     def take_slot(self, room: int) -> float | None:
         """Give a room a slot: since when its metadata is here, or None when it must wait."""
-        if len(self._held) >= self._slots or room not in self._asked:
+        if self.held >= self._slots or room not in self._asked:
             return None
         handoff = self._held[room] = self._asked.pop(room)
         return handoff.since_s
@@ -228,6 +229,7 @@ class Handoffs:
                 if not taken:
                     self._faults.peers.transfer_failed(handoff.peer.agent)
                 self._free(handoff)
+                self._leaked += bool(taken) and self._faults.resources.leaks_slot()
                 sender.forget(handoff.ticket)
                 ended.append(Settled(room, taken, handoff.size_bytes, now_s - handoff.written_s))
         return ended
@@ -253,6 +255,8 @@ class Handoffs:
         SGLang.
         """
         self._lose(self.peers.expire(now_s))
+        if self._leaked and self._faults.resources.frees_slots:
+            self._leaked = 0
         for room, handoff in list(self._asked.items()):
             waited_s = now_s - handoff.since_s
             if waited_s <= early_s:

@@ -110,6 +110,8 @@ class Metrics(Registry):
         if not self._old:
             tokenizer |= {"engine_type": engine_type}
             scheduler = tokenizer | {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+        self.frozen = False
+        """No gauge is written."""
         self._gauges = {
             field.name: self.gauge(
                 _RENAMED.get(field.name, field.name) if self._old else field.name,
@@ -209,6 +211,8 @@ class Metrics(Registry):
 
     def write_gauges(self, gauges: Gauges) -> None:
         """Refresh every gauge of the scheduler."""
+        if self.frozen:
+            return
         for name, family in self._gauges.items():
             family.value = float(getattr(gauges, name))
         if self._old and self._prefill:

@@ -69,6 +69,7 @@ class Prefill:
         self._computed: deque[Request] = deque()
         self.inflight: dict[int, Request] = {}
         self._left: list[Request] = []
+        self._leaked: set[Request] = set()
         self._moved_s = 0.0
         self._flush = False
         self.accounting = Accounting(self, model, settings, metrics)
@@ -155,7 +156,10 @@ class Prefill:
         request.enter(Phase.ENDED, time.monotonic())
         if not request.fake:
             self.bootstrap.pop(request.room, None)
-            self.inflight.pop(request.room, None)
+            if request.room in self.inflight and self._faults.resources.leaks_room():
+                self._leaked.add(request)
+            else:
+                self.inflight.pop(request.room, None)
         if request in self.waiting:
             self.waiting.remove(request)
         self._left.append(request)
@@ -181,8 +185,13 @@ class Prefill:
         """Release, post what was computed, time out."""
         for request in self._left:
             self._release(request, keep=False)
-            self._ended(request)
+            if request not in self._leaked:
+                self._ended(request)
         self._left.clear()
+        while self._leaked and self._faults.resources.frees_rooms:
+            leaked = self._leaked.pop()
+            self.inflight.pop(leaked.room, None)
+            self._ended(leaked)
         if self._flush:
             self._flush = False
             self.sequences.flush()
@@ -270,10 +279,14 @@ class Prefill:
         room = self._settings.chunked_prefill_size
         for request in self.running:
             room = self._feed(step, request, room)
-        while self.waiting and room > 0:
-            request = self.waiting[0]
+        orphans = self._faults.process.orphans
+        for request in list(self.waiting):
+            if room <= 0:
+                break
+            if request in orphans:
+                continue
             if not request.live:
-                self.waiting.popleft()
+                self.waiting.remove(request)
                 continue
             if len(self.running) >= self._settings.max_running_requests or not self._admit(
                 request, now_s
@@ -281,7 +294,7 @@ class Prefill:
                 break
             if self._chunk(request) > room:
                 break
-            self.waiting.popleft()
+            self.waiting.remove(request)
             self.running.append(request)
             room = self._feed(step, request, room)
         return step if step.feeds else None

@@ -49,6 +49,12 @@ class Live:
                 output = await self._queue.get()
                 if output.finish is not None and output.finish.message == NEVER_REACHED:
                     return
+                if (
+                    output.finish is not None
+                    and output.finish.kind != "abort"
+                    and self._worker.switchboard.process.loses_reply()
+                ):
+                    continue
                 if output.tokens:
                     since_s = max(0.0, output.made_s - before_s)
                     if made:
@@ -136,7 +142,8 @@ def _meeting(worker: Host, body: Bootstrapped) -> tuple[int, str]:
     if any(character in host for character in "/@?# \t\r\n"):
         raise RequestError(f"bootstrap_host {host!r} is not a host name")
     port = body.bootstrap_port or settings.disaggregation_bootstrap_port
-    if host != FAKE_BOOTSTRAP_HOST and body.bootstrap_room in worker.rooms:
+    used = host != FAKE_BOOTSTRAP_HOST and body.bootstrap_room in worker.rooms
+    if used and worker.switchboard.process.refuses_duplicates:
         raise RequestError(
             f"bootstrap_room {body.bootstrap_room} is in use; rooms are never reused"
         )

@@ -42,6 +42,7 @@ and a decode as much shared memory again to land in. 8 sequences of 1024 stay be
 REQUESTS_MAX = 4096
 """More requests than this at a time are refused with 503."""
 STOP_S = 2.0
+DELAY_POLL_S = 0.05
 STILL_S = 1.0
 """A drain ends early when no step was computed for this long."""
 
@@ -90,6 +91,7 @@ class Worker:
         self.metrics = Metrics(
             settings.served_model_name, settings.disaggregation_mode, settings.metrics_era
         )
+        switchboard.reporting.bind(self.metrics)
         self._bootstrap = Bootstrap() if prefill else None
         self._core: Core | None = None
         self._ranks: Ranks | None = None
@@ -162,6 +164,9 @@ class Worker:
                 sequences_max=sizes.sequences_max,
                 cells=sizes.cells,
             )
+            loaded_s = time.monotonic()
+            while time.monotonic() - loaded_s < self.switchboard.process.switches.start_delay_s:
+                await asyncio.sleep(DELAY_POLL_S)
             if self._ranks is None:
                 return model
             return await asyncio.to_thread(
@@ -261,9 +266,12 @@ class Worker:
     def submit(self, request: Request) -> None:
         """Hand a request to the scheduler."""
         self._active.add(request)
+        handler: Callable[[Request], None] = self.core.phase.submit
         if not request.fake:
+            if request.room in self.rooms:
+                handler = _duplicate
             self.rooms[request.room] = request
-        self.core.post(self.core.phase.submit, request)
+        self.core.post(handler, request)
 
     def done(self, request: Request) -> None:
         """The connection of a request is served or gone."""
@@ -275,6 +283,9 @@ class Worker:
         """Nothing is held for this request any more; called on the scheduler's thread."""
         if self.rooms.get(request.room) is request:
             del self.rooms[request.room]
+        if not request.fake:
+            self.switchboard.resources.ended()
+            self.switchboard.process.ended(self.core.scheduler.end)
 
     def abort(self, rid: str, *, everything: bool) -> None:
         """Abort requests by (the beginning of) their id, or all."""
@@ -290,6 +301,9 @@ class Worker:
         The fake request bypasses the rendezvous and the hand-off, so a pair that is stalled there
         is healthy.
         """
+        reporting = self.switchboard.reporting
+        if reporting.always_green and self.state != "starting":
+            return True
         if self.state != "ready":
             return False
         core = self.core
@@ -308,16 +322,20 @@ class Worker:
             deliver=answers.put_nowait,
         )
         # A busy scheduler answers by its next step, as SGLang's does.
-        if not core.phase.running:
+        process = self.switchboard.process
+        if not core.phase.running or reporting.own_probe_only or process.piles_probes:
             core.post(core.phase.submit, probe)
         deadline_s = time.monotonic() + self.timeouts.health_s
         while time.monotonic() < deadline_s and self.state == "ready":
-            if core.scheduler.outputs > before:
+            if core.scheduler.outputs > before and not reporting.own_probe_only:
                 return True
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(answers.get(), 0.05)
+                finish = (await asyncio.wait_for(answers.get(), 0.05)).finish
+                if finish is not None and finish.kind != "abort":
+                    return True
         if self.state == "ready":
-            core.post(core.phase.left, probe)
+            if not process.orphaned(probe):
+                core.post(core.phase.left, probe)
             log.error(
                 "Health check failed. Server couldn't get a response from detokenizer for last %d "
                 "seconds.",
@@ -346,6 +364,11 @@ class Worker:
             idle = self.metrics.idle_seconds
             idle.add(max(0.0, self._core.scheduler.idle_s - idle.value()))
         return self.metrics.exposed()
+
+
+def _duplicate(request: Request) -> None:
+    """On the scheduler's thread: two requests cannot meet in one room."""
+    raise KeyError(f"bootstrap_room {request.room} is in use")
 
 
 def _own_version() -> str:
