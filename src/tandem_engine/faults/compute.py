@@ -35,9 +35,9 @@ class ComputeFaults(Family[ComputeSwitches]):
             "Needs --ranks 2 or more. After an abort the last rank takes the next batch for over "
             "and goes back to waiting for one (frame `broadcast`), the others wait for it in "
             "`all_gather`: no CPU is used anywhere, the frames differ. Running requests and new "
-            "ones hang, #running-req stays, no batch line, /v1/loads answers; /health is 200 while "
-            "a batch stands and a step had ended within the probe, else 503 after 20 s; after "
-            "--watchdog-timeout the worker ends. The other role is idle and healthy.",
+            "ones hang, num_running_reqs stays, no batch line comes, /v1/loads answers, /health is "
+            "503 after 20 s; after --watchdog-timeout the worker ends. The other role is idle and "
+            "healthy.",
             "Restarting the whole engine, until the next abort.",
         ),
         "rank_at_abort=spins": Text(
