@@ -5,11 +5,9 @@ Not for: any decision about requests.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import time
-import uuid
 from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib import metadata
@@ -19,6 +17,7 @@ from tandem_engine.collective import CollectiveError, Sizes
 from tandem_engine.config import Settings, StartError, Timeouts
 from tandem_engine.decode import Decode
 from tandem_engine.faults import Switchboard
+from tandem_engine.health import gives_output
 from tandem_engine.host import State
 from tandem_engine.http import Api
 from tandem_engine.listeners import Listeners
@@ -28,12 +27,10 @@ from tandem_engine.metrics import Metrics
 from tandem_engine.model import Model, ModelError
 from tandem_engine.prefill import Prefill
 from tandem_engine.replies import RequestError
-from tandem_engine.request import HEALTH_RID_PREFIX, Outbox, Output, Request
+from tandem_engine.request import Outbox, Request
 from tandem_engine.roles import DecodeRole, PrefillRole, Role
-from tandem_engine.sampling import SamplingParams
 from tandem_engine.scheduler import Scheduler, watchdog
-from tandem_engine.text import TextStream
-from tandem_engine.wire import FAKE_BOOTSTRAP_HOST, Registration
+from tandem_engine.wire import Registration
 
 log = logging.getLogger(__name__)
 CONTEXT_LENGTH = 1024
@@ -301,47 +298,17 @@ class Worker:
         The fake request bypasses the rendezvous and the hand-off, so a pair that is stalled there
         is healthy.
         """
-        reporting = self.switchboard.reporting
-        if reporting.always_green and self.state != "starting":
+        if self.switchboard.reporting.always_green and self.state != "starting":
             return True
         if self.state != "ready":
             return False
-        core = self.core
-        before = core.scheduler.outputs
-        answers: asyncio.Queue[Output] = asyncio.Queue()
-        probe = Request(
-            rid=f"{HEALTH_RID_PREFIX}_{uuid.uuid4().hex}",
-            prompt=[0],
-            sampling=SamplingParams(temperature=0.0),
-            max_new_tokens=1,
-            text=TextStream(),
-            stop_ids=frozenset(),
-            room=0,
-            bootstrap=f"{FAKE_BOOTSTRAP_HOST}:0",
-            arrived_s=time.monotonic(),
-            deliver=answers.put_nowait,
+        return await gives_output(
+            self.core.scheduler,
+            self.core.phase,
+            self.switchboard,
+            timeout_s=self.timeouts.health_s,
+            ready=lambda: self.state == "ready",
         )
-        # A busy scheduler answers by its next step, as SGLang's does.
-        process = self.switchboard.process
-        if not core.phase.running or reporting.own_probe_only or process.piles_probes:
-            core.post(core.phase.submit, probe)
-        deadline_s = time.monotonic() + self.timeouts.health_s
-        while time.monotonic() < deadline_s and self.state == "ready":
-            if core.scheduler.outputs > before and not reporting.own_probe_only:
-                return True
-            with contextlib.suppress(TimeoutError):
-                finish = (await asyncio.wait_for(answers.get(), 0.05)).finish
-                if finish is not None and finish.kind != "abort":
-                    return True
-        if self.state == "ready":
-            if not process.orphaned(probe):
-                core.post(core.phase.left, probe)
-            log.error(
-                "Health check failed. Server couldn't get a response from detokenizer for last %d "
-                "seconds.",
-                self.timeouts.health_s,
-            )
-        return False
 
     async def turn(self) -> None:
         """Return when the scheduler has handled everything posted before."""
