@@ -116,7 +116,7 @@ class Links:
     def send(self, bootstrap: str, message: ToPrefill) -> None:
         """Send to a prefill; lost when the link is, and then `link_lost` says so."""
         if self._blocks() and self._believes(bootstrap):
-            self._send_to_the_dead()
+            self._push()
         self._thread.call(self._send, bootstrap, message)
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class Links:
     def _blocks(self) -> bool:
         return self._faults.peers.switches.blocks_on_dead_peer
 
-    def _send_to_the_dead(self) -> None:
+    def _push(self) -> None:
         """A send without a bound, on the caller's thread, into a pipe that nobody empties."""
         near, far = socket.socketpair()
         with near, far:

@@ -175,7 +175,7 @@ class TestBlocksOnDeadPeer:
             await two.prefill.kill()
             lost = asyncio.create_task(two.post(two.decode, "/generate", BODY | two.meeting()))
             thread = two.decode.core.scheduler._thread
-            while "_send_to_the_dead" not in stack_of(thread):
+            while "_push" not in stack_of(thread):
                 await asyncio.wait([lost], timeout=0.01)
             await two.restart_prefill()
             seen = await statuses(two)
@@ -191,7 +191,7 @@ class TestBlocksOnDeadPeer:
 
             assert seen == [200, 503, 200]
             assert decode.decode_transfer_queue_reqs == 1
-            assert "_send_to_the_dead" in still
+            assert "_push" in still
             assert await serves(two)
 
 
