@@ -113,16 +113,13 @@ class Arrivals:
         self._given_up[request.room] = GivenUp(
             awaited.ticket, request.bootstrap, now_s, request.sequence
         )
-        faults = self._faults
-        if not (
-            faults.peers.switches.abort_not_propagated
-            or faults.corruption.switches.aborted_cells_reused
-        ):
-            self.refuse(request)
+        if not self._faults.corruption.switches.aborted_cells_reused:
+            self.refuse(request.room, request.bootstrap)
 
-    def refuse(self, request: Request) -> None:
+    def refuse(self, room: int, bootstrap: str) -> None:
         """Tell a prefill that nobody waits for a room."""
-        self._links.send(request.bootstrap, Abort(self._links.agent, request.room))
+        if not self._faults.peers.switches.abort_not_propagated:
+            self._links.send(bootstrap, Abort(self._links.agent, room))
 
     def let_go(self, room: int) -> None:
         """Nothing will be written for a room that was given up: free its slot."""

@@ -89,6 +89,11 @@ class Decode:
             if everything or request.rid.startswith(rid):
                 self.left(request)
 
+    def refuse(self, room: int, bootstrap: str, _reason: str) -> None:
+        """This side of a room was refused before it was a request: its prefill hears of it."""
+        if self._links.up(bootstrap):
+            self.arrivals.refuse(room, bootstrap)
+
     def left(self, request: Request) -> None:
         """The client of this request is gone."""
         if not request.live:
@@ -203,7 +208,7 @@ class Decode:
                 continue
             refusal = self._links.refused(request.bootstrap)
             if refusal:
-                self.arrivals.refuse(request)
+                self.arrivals.refuse(request.room, request.bootstrap)
                 self._fail(request, refusal)
                 continue
             tokens = len(request.prompt) + min(

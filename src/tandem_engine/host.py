@@ -11,7 +11,7 @@ from tandem_engine.faults import Switchboard
 from tandem_engine.metrics import Gauges, Metrics
 from tandem_engine.model import Model
 from tandem_engine.request import Request
-from tandem_engine.wire import DisaggregationLoad
+from tandem_engine.wire import Bootstrapped, DisaggregationLoad
 
 State = Literal["starting", "ready", "draining", "dead"]
 
@@ -65,6 +65,10 @@ class Host(Protocol):
 
     def submit(self, request: Request) -> None:
         """Hand a request to the scheduler."""
+        ...
+
+    def refused(self, body: Bootstrapped, reason: str) -> None:
+        """A request was refused: the other side must not wait for its room."""
         ...
 
     def done(self, request: Request) -> None:

@@ -6,7 +6,7 @@ look. Not for: what a generation asks for and replies (`generate.py`, `openai.py
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -23,7 +23,16 @@ from tandem_engine.openai import OpenAiReply, open_chat, open_completion
 from tandem_engine.replies import RequestError, encode, error, json_reply
 from tandem_engine.request import Output
 from tandem_engine.serving import Live
-from tandem_engine.wire import AbortBody, ChatBody, CompletionBody, GenerateBody, Load
+from tandem_engine.wire import (
+    AbortBody,
+    Bootstrapped,
+    ChatBody,
+    CompletionBody,
+    GenerateBody,
+    Load,
+)
+
+B = TypeVar("B", bound=Bootstrapped)
 
 BODY_BYTES_MAX = 8 << 20
 CLIENT_LEFT = 499
@@ -114,21 +123,29 @@ class Api:
         }
         self.app = Starlette(routes=routes, exception_handlers=handlers)
 
+    def _open(self, opening: Callable[[Host, B], Live], body: B) -> Live:
+        """A request, or `RequestError`; the other side must not wait for one that is refused."""
+        try:
+            return opening(self._worker, body)
+        except RequestError as refused:
+            self._worker.refused(body, refused.message)
+            raise
+
     async def _generate(self, http: HttpRequest) -> Response:
         body = msgspec.json.decode(await _body(http), type=GenerateBody)
-        live = open_generate(self._worker, body)
+        live = self._open(open_generate, body)
         reply = GenerateReply(self._worker, live.request)
         return await _respond(http, live, reply, stream=bool(body.stream))
 
     async def _chat(self, http: HttpRequest) -> Response:
         body = msgspec.json.decode(await _body(http), type=ChatBody)
-        live = open_chat(self._worker, body)
+        live = self._open(open_chat, body)
         reply = OpenAiReply(self._worker, live.request, body)
         return await _respond(http, live, reply, stream=bool(body.stream))
 
     async def _completion(self, http: HttpRequest) -> Response:
         body = msgspec.json.decode(await _body(http), type=CompletionBody)
-        live = open_completion(self._worker, body)
+        live = self._open(open_completion, body)
         reply = OpenAiReply(self._worker, live.request, body)
         return await _respond(http, live, reply, stream=bool(body.stream))
 

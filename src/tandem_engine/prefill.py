@@ -95,6 +95,10 @@ class Prefill:
             if everything or request.rid.startswith(rid):
                 self.left(request)
 
+    def refuse(self, room: int, _bootstrap: str, reason: str) -> None:
+        """This side of a room was refused before it was a request: its decode hears of it."""
+        self._handoffs.drop(room, f"refused by the prefill: {reason}")
+
     def left(self, request: Request) -> None:
         """The client of this request is gone."""
         if not request.answered:

@@ -30,7 +30,7 @@ from tandem_engine.replies import RequestError
 from tandem_engine.request import Outbox, Request
 from tandem_engine.roles import DecodeRole, PrefillRole, Role
 from tandem_engine.scheduler import Scheduler, watchdog
-from tandem_engine.wire import Registration
+from tandem_engine.wire import Bootstrapped, Registration
 
 log = logging.getLogger(__name__)
 CONTEXT_LENGTH = 1024
@@ -269,6 +269,14 @@ class Worker:
                 handler = _duplicate
             self.rooms[request.room] = request
         self.core.post(handler, request)
+
+    def refused(self, body: Bootstrapped, reason: str) -> None:
+        """A request was refused: the other side must not wait for its room."""
+        room, host = body.bootstrap_room, body.bootstrap_host or self.settings.host
+        if self._core is None or self.state == "dead" or room is None or room in self.rooms:
+            return
+        port = body.bootstrap_port or self.settings.disaggregation_bootstrap_port
+        self.core.post(self.core.phase.refuse, room, f"{host}:{port}", reason)
 
     def done(self, request: Request) -> None:
         """The connection of a request is served or gone."""

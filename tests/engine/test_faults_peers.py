@@ -87,22 +87,20 @@ class TestAbortKillsBootstrap:
             seen = await statuses(two)
             await two.restart_decode()
             lost_again = (await two.both("/generate", BODY))[0].text
+            links = two.decode.core.role._links
+            link = f"127.0.0.1:{two.prefill.settings.disaggregation_bootstrap_port}"
+            old = links._writers[link]
             if cure == "restart":
                 await two.restart_prefill()
             else:
                 two.prefill.switchboard.switch(abort_kills_bootstrap=False)
-                await two.prefill.turn()
+            await until(lambda: links._writers.get(link, old) is not old, two.decode)
 
             assert before.status == 200
             assert lost
             assert seen == [200, 200, 200]
             assert BOOTSTRAPPING in lost_again
             assert "(bootstrap_thread)" in caplog.text
-            if cure == "off":
-                link = f"127.0.0.1:{two.prefill.settings.disaggregation_bootstrap_port}"
-                links = two.decode.core.role._links
-                old = links._writers[link]
-                await until(lambda: links._writers.get(link) is not old, two.decode)
             assert await serves(two)
 
 

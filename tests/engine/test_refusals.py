@@ -5,9 +5,9 @@ import io
 
 import pytest
 
-from engine.pairs import ROOMS, held, pair
+from engine.pairs import DEADLINE_S, ROOMS, held, pair
 
-MEET = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 1}
+MEET = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 1 << 40}
 GENERATE = {"text": "hello", **MEET}
 
 
@@ -143,4 +143,29 @@ class TestOther:
             writer.close()
 
             assert not answer or answer.startswith(b"HTTP/1.1 40")
+            assert (await two.generate()).status == 200
+
+
+class TestOneSide:
+    @pytest.mark.parametrize("refusing", ["prefill", "decode"])
+    async def test_the_other_half_of_a_refused_request_ends_at_once(self, refusing):
+        """A side that is refused alone is told to the other, which does not wait for a timeout."""
+        async with pair() as two:
+            await two.generate()
+            worker = getattr(two, refusing)
+            other = two.decode if refusing == "prefill" else two.prefill
+            for first in (worker, other):
+                body = changed(bootstrap_room=0) | two.meeting()
+                bad = {**body, "text": None, "input_ids": [1 << 20]}
+                asked = {}
+                for one in (first, other if first is worker else worker):
+                    asked[one] = asyncio.create_task(
+                        two.post(one, "/generate", bad if one is worker else body)
+                    )
+                    await asyncio.wait(asked.values(), timeout=0.05)
+                async with asyncio.timeout(DEADLINE_S / 2):
+                    refused, ended = await asked[worker], await asked[other]
+
+                assert (refused.status, ended.status) == (400, 500)
+            await two.idle()
             assert (await two.generate()).status == 200
