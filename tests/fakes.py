@@ -84,6 +84,8 @@ class World:
     dies_after_s: dict = field(default_factory=dict)
     held: dict = field(default_factory=lambda: defaultdict(list))
     """Member to the sentences of its residue."""
+    obstacles: dict = field(default_factory=lambda: defaultdict(list))
+    """Member to the sentences of what would keep it from starting."""
     logs: dict = field(default_factory=dict)
     undying: set = field(default_factory=set)
     unstartable: set = field(default_factory=set)
@@ -210,6 +212,9 @@ class FakeSupervisor:
 
     async def residue(self, member):
         return tuple(self.world.held[member.name])
+
+    async def obstacles(self, member):
+        return tuple(self.world.obstacles[member.name])
 
     def log_path(self, member):
         return self.world.logs.get(member.name)

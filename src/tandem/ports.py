@@ -172,6 +172,10 @@ class Supervisor(Protocol):
         """What is still held by a stopped member: each holder as one sentence; empty is gone."""
         ...
 
+    async def obstacles(self, member: Member) -> tuple[str, ...]:
+        """What would keep a stopped member from starting: each as one sentence."""
+        ...
+
     def log_path(self, member: Member) -> str | None:
         """Where its output goes, when that is a file."""
         ...

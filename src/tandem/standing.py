@@ -44,6 +44,7 @@ async def bring_up(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
     with parts.store.lock("repair"):
         before = {member.name: await _life(parts, member) for member in _members(parts)}
         _refuse_decode_alone(parts, before)
+        await _refuse_obstacles(parts, before)
         plan = plan_bring_up(parts.settings.deployment, parts.settings.policy)
         try:
             outcomes = await _carry_out(parts, plan, tell)
@@ -70,6 +71,20 @@ def _refuse_decode_alone(parts: Parts, lives: dict[str, Incarnation | None]) -> 
             f"{', '.join(gone)} is down while {', '.join(old)} has been running, and a decode "
             "started alone against such a prefill is how silent stalls begin.",
             next_step="Restart them together: `tandem down`, then `tandem up`.",
+        )
+
+
+async def _refuse_obstacles(parts: Parts, lives: dict[str, Incarnation | None]) -> None:
+    """Models take minutes to load: what would stop the last member is told before the first."""
+    found: list[str] = []
+    for member in _members(parts):
+        if lives[member.name] is None:
+            found += await parts.hands.supervisor(member).obstacles(member)
+    if found:
+        raise WorldError(
+            f"{parts.settings.deployment.name} cannot come up: {'; '.join(found)}.",
+            next_step="Nothing was started: end that, or give the member another port in "
+            "tandem.toml.",
         )
 
 

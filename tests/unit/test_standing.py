@@ -122,6 +122,14 @@ class TestUp:
             await bring_up(room.parts, tell=room.tell)
         assert set(room.world.lives) == {"prefill-0", "decode-0"}
 
+    async def test_what_would_stop_the_last_is_told_before_the_first(self, room):
+        """A taken port of the router keeps the prefill from being started for nothing."""
+        room.world.obstacles["router"] = ["port 29000 of router is held by pid 7 (nginx)"]
+
+        with pytest.raises(WorldError, match=r"held by pid 7 \(nginx\)\. Nothing was started"):
+            await bring_up(room.parts, tell=room.tell)
+        assert room.moves() == []
+
     async def test_a_decode_is_not_started_alone_against_an_old_prefill(self, room):
         """`up` is no way around the guard: it names both and the way, and starts nothing."""
         room.world.run("prefill-0")

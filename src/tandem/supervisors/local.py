@@ -89,14 +89,20 @@ class LocalSupervisor:
                     f"pid {process.pid} ({process.name()}) of {member.name}'s process group "
                     "still runs"
                 )
-        for port, holder in leftovers.taken_ports(member):
-            found.append(f"port {port} of {member.name} is held by {holder}")
+        found += await self.obstacles(member)
         if record is not None and record.boot == boot_id():
             found += [
                 f"{path} of {member.name} (pid {record.pid}) is still there"
                 for path in leftovers.segments_of({record.pid})
             ]
         return tuple(found)
+
+    async def obstacles(self, member: Member) -> tuple[str, ...]:
+        """Its ports that somebody listens on, each with its holder."""
+        return tuple(
+            f"port {port} of {member.name} is held by {holder}"
+            for port, holder in leftovers.taken_ports(member)
+        )
 
     def log_path(self, member: Member) -> str | None:
         """Where its output goes."""

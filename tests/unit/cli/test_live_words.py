@@ -194,16 +194,26 @@ class TestStages:
         assert main(["verify", "--json"]) == 0
 
     def test_collect_stores_what_it_sees(self, stages, capsys):
-        """One sweep is stored, and shown as the store keeps it."""
+        """One sweep is stored and shown; what its second turn saw anew takes the first's place."""
+        probed = msgspec.structs.replace(night.INFLIGHT, source="probe", name="probe", value="off")
+        known = msgspec.structs.replace(probed, value="completed")
+        turns = iter([Harvest((night.STACKS, probed)), Harvest((known,))])
 
-        async def tick():
-            return Harvest((night.STACKS,))
+        async def tick(patience_s):
+            return next(turns)
 
+        async def sleep(seconds):
+            stages.asked.append(seconds)
+
+        stages.parts.settings = SimpleNamespace(probe=SimpleNamespace(deadline_s=5.0))
+        stages.parts.clock = SimpleNamespace(sleep=sleep)
         stages.parts.collector = SimpleNamespace(tick=tick)
         stages.parts.store = SimpleNamespace(append=lambda seen: seen)
 
         assert main(["collect"]) == 0
-        assert "0 things seen, 1 could not be" in capsys.readouterr().out
+        drawn = capsys.readouterr().out
+        assert "1 things seen, 1 could not be" in drawn
+        assert "probe completed" in drawn
 
     def test_detect_reads_what_was_collected(self, tmp_path, capsys):
         """`detect` judges the rolling store, and says when nobody has looked lately."""
