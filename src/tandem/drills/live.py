@@ -118,7 +118,7 @@ class Story:
 
     def _stages(self) -> Text:
         """The loop, with the stage it is in."""
-        line = Text("the loop  ", style="dim", no_wrap=True)
+        line = Text(no_wrap=True).append("the loop  ", style="dim")
         for number, stage in enumerate(STAGES):
             line.append(" → " if number else "", style="dim")
             line.append(stage, style="bold reverse" if stage == self.stage else "dim")
@@ -126,7 +126,7 @@ class Story:
 
     def _clients(self) -> Text:
         """Answers a second as a row of bars, newest at the right, and the counts."""
-        line = Text("clients   ", style="dim", no_wrap=True)
+        line = Text(no_wrap=True).append("clients   ", style="dim")
         if self.scene is None:
             return line.append("none yet")
         log, now = self.scene.log, time.time()

@@ -18,6 +18,8 @@ from tandem.store import Store
 HUNCH = "overlap schedule"
 WARM_S = 3.0
 """Traffic before anything is done, so that progress has been seen."""
+SERVED_BOUND_S = 12.0
+"""How long clients may take to be answered twice each; a slow machine goes on without."""
 FOUND_BOUND_S = 45.0
 HANDLED_BOUND_S = 150.0
 STEP_S = 0.25
@@ -37,13 +39,23 @@ async def open_scene(
         await workspace.tandem("up")
         await workspace.start_watch(HUNCH)
         await traffic.start()
-        await asyncio.sleep(WARM_S)
+        await _until_served(scene, 2 * drill.shape.sessions)
         yield scene
     finally:
         for one in (traffic, *scene.background):
             await one.stop()
         await workspace.close()
         log.write(workspace.root / "client.jsonl")
+
+
+async def _until_served(scene: Scene, answers: int) -> None:
+    """Wait until clients have had answers: what is to fall silent has to be heard first."""
+    await asyncio.sleep(WARM_S)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SERVED_BOUND_S
+    while scene.log.count("completed") < answers and loop.time() < deadline:
+        await asyncio.sleep(STEP_S)
+    scene.tell(f"clients are served: {scene.log.count('completed')} answers so far")
 
 
 def newest_incident(workspace: Workspace) -> Incident | None:
@@ -112,7 +124,7 @@ async def _aftermath(drill: Drill, scene: Scene) -> Incident | None:
     if found is None:
         return None
     await scene.traffic.pause()
-    scene.tell("found; waiting for diagnosis, repair, proof and report")
+    scene.tell("an incident is open; clients begin nothing new")
     return await wait_for(
         workspace,
         lambda incident: (
