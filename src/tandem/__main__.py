@@ -5,6 +5,7 @@ Not for: any word's work (`tandem.cli`).
 """
 
 import errno
+import io
 import os
 import sys
 import traceback
@@ -13,13 +14,18 @@ from collections.abc import Sequence
 from tandem.errors import Bug, InterruptedByUser, TandemError, WorldError
 
 WORLD_ERRNOS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    }
 )
 """Operating system errors that are the machine's state whoever meets them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one word; give its exit status (families in `tandem.errors`, usage errors 2)."""
+    _settle_streams()
     try:
         # Inside, so that Ctrl-C during the imports ends as quietly as later.
         from tandem.cli.app import invoke  # noqa: PLC0415 - said above
@@ -40,6 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001
         return _fail(_bug(error), error)
     return status
+
+
+def _settle_streams() -> None:
+    """Let a word speak whatever it was given: closed streams, or an encoding too small for it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Else the next file we open gets this number, and what is printed goes into it.
+            file = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(file, "r" if number == 0 else "w", encoding="utf-8"))
+        elif number > 0 and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _world(error: OSError) -> WorldError:

@@ -12,6 +12,8 @@ from tandem import __version__
 from tandem.cli import deployment, reading, rehearsing, stages, watching
 from tandem.cli.help import Words, examples
 
+CTRL_C = 130
+
 app = typer.Typer(
     name="tandem",
     cls=Words,
@@ -57,7 +59,7 @@ def tandem(
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run one word and give its exit status; usage errors are told here and end with 2.
 
-    Raises whatever the word raises (`tandem.errors`).
+    Raises whatever the word raises (`tandem.errors`), and KeyboardInterrupt.
     """
     command = typer.main.get_command(app)
     try:
@@ -72,4 +74,7 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         said = wrong.format_message().rstrip(".?")
         typer.echo(f"tandem: {said}. `{path} --help` shows how.", err=True)
         return wrong.exit_code
+    if status == CTRL_C:
+        # The library's own end of an interrupted word, which says nothing.
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
