@@ -7,6 +7,7 @@ the fakes are its faces, and everything can be told to be slow, to die, to hang 
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tandem.errors import WorldError
 from tandem.ports import Completion, Hands, Harvest
@@ -87,6 +88,8 @@ class World:
     obstacles: dict = field(default_factory=lambda: defaultdict(list))
     """Member to the sentences of what would keep it from starting."""
     logs: dict = field(default_factory=dict)
+    writes: dict = field(default_factory=dict)
+    """What a member writes to its log once it is started."""
     undying: set = field(default_factory=set)
     unstartable: set = field(default_factory=set)
     answers: dict = field(default_factory=dict)
@@ -194,6 +197,9 @@ class FakeSupervisor:
         if self.world.life(member.name) is None:
             self.world.spawn(member.name)
             self.world.history.append(f"start {member.name}")
+            if member.name in self.world.writes:
+                with Path(self.world.logs[member.name]).open("a") as log:
+                    log.write(self.world.writes[member.name])
         self.world.done(crashing)
         await asyncio.sleep(0)
         return self.world.lives[member.name]

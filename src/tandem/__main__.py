@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from tandem.errors import Bug, InterruptedByUser, TandemError, WorldError
+from tandem.visible import visible
 
 WORLD_ERRNOS = frozenset(
     {
@@ -80,7 +81,7 @@ def _fail(error: TandemError, cause: Exception | None = None) -> int:
     hint = " TANDEM_TRACEBACK=1 shows where." if isinstance(error, Bug) else ""
     # Below every view: whatever is on stdout comes first when both go to one terminal.
     sys.stdout.flush()
-    sys.stderr.write(f"tandem: {error}{hint}\n")
+    sys.stderr.write(f"tandem: {visible(str(error))}{hint}\n")
     return error.exit_status
 
 

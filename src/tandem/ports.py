@@ -71,6 +71,8 @@ class Completion:
     detail: str = ""
     kv_moved: bool | None = None
     prompt_tokens: int = 0
+    refused: bool = False
+    """A definite no (HTTP 400): the same request would be refused again."""
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ import typer
 from tandem import __version__
 from tandem.cli import deployment, reading, rehearsing, stages, watching
 from tandem.cli.help import Words, examples
+from tandem.visible import one_line
 
 CTRL_C = 130
 
@@ -71,7 +72,7 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as wrong:
         context = getattr(wrong, "ctx", None)
         path = context.command_path if context is not None else "tandem"
-        said = wrong.format_message().rstrip(".?")
+        said = one_line(wrong.format_message()).rstrip(".?")
         typer.echo(f"tandem: {said}. `{path} --help` shows how.", err=True)
         return wrong.exit_code
     if status == CTRL_C:

@@ -4,7 +4,7 @@ Only this package knows what was injected. The loop it scores is a separate `tan
 that is given `tandem.toml` and nothing else.
 """
 
-import asyncio
+import contextlib
 import sys
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def listing() -> list[Drill]:
     return list(DRILLS.values())
 
 
-def run(name: str, *, seed: int, json_to: str | None, tell: Tell) -> Score:
+async def run(name: str, *, seed: int, json_to: str | None, tell: Tell) -> Score:
     """Run one drill; writes its JSON to a file or `-`.
 
     Raises `ConfigError` for an unknown name and `NotProvenError` when the drill is not ok.
@@ -39,13 +39,14 @@ def run(name: str, *, seed: int, json_to: str | None, tell: Tell) -> Score:
         raise ConfigError(
             f"There is no drill named {name!r}.", next_step="List them: tandem drill --list."
         )
-    result = asyncio.run(rehearse(drill, seed=seed, tell=tell))
-    if json_to is not None:
-        text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
-        if json_to == "-":
-            sys.stdout.write(text + "\n")
-        else:
-            Path(json_to).write_text(text + "\n")
+    # Opened first: what cannot be written is better known before than after two minutes.
+    with contextlib.ExitStack() as stack:
+        opened = json_to is not None and json_to != "-"
+        file = stack.enter_context(Path(json_to or "").open("w")) if opened else sys.stdout
+        result = await rehearse(drill, seed=seed, tell=tell)
+        if json_to is not None:
+            text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
+            file.write(text + "\n")
     if not result.ok:
         raise NotProvenError(
             f"Drill {name} (seed {seed}) is not ok: {'; '.join(result.why)}.",

@@ -118,14 +118,14 @@ def summary(result: Score, document: str) -> str:
     )
 
 
-def demo(workspace: Path | None, *, seed: int = 1) -> None:
+async def demo(workspace: Path | None, *, seed: int = 1) -> None:
     """Play the incident; returns only when all of it truly happened.
 
     Raises `NotProvenError` when anything fell short, and leaves nothing running either way.
     """
     root = _workspace(workspace)
     console = Console(stderr=False)
-    result = asyncio.run(_play(root, seed, console))
+    result = await _play(root, seed, console)
     if not result.ok:
         raise NotProvenError(
             f"The demo fell short: {'; '.join(result.why)}.",

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import functools
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from tandem.drills.drill import Drill, Scene, Tell
 from tandem.drills.score import Score, score
 from tandem.drills.traffic import ClientLog, Traffic
 from tandem.drills.workspace import Workspace
-from tandem.errors import NotProvenError
+from tandem.errors import NotProvenError, TandemError
 from tandem.records import Incident
 from tandem.store import Store
 
@@ -94,12 +96,14 @@ async def rehearse(
     root: Path | None = None,
     on_scene: Callable[[Scene], None] | None = None,
 ) -> Score:
-    """Run one drill in a folder of its own (kept when `root` is given) and score it."""
+    """Run one drill in a folder of its own and score it.
+
+    The folder is kept when `root` is given, and when the drill breaks: the error names its logs.
+    """
     with contextlib.ExitStack() as stack:
         if root is None:
-            prefix = f"tandem-{drill.name}-"
-            temporary = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
-            root = Path(stack.enter_context(temporary))
+            root = Path(tempfile.mkdtemp(prefix=f"tandem-{drill.name}-"))
+            stack.push(functools.partial(_remove_unless_broken, root))
         workspace = Workspace(root=root, context_length=drill.context_length)
         workspace.create()
         async with open_scene(workspace, drill, seed, tell) as scene:
@@ -108,6 +112,11 @@ async def rehearse(
             await drill.script(scene)
             incident = await _aftermath(drill, scene)
         return score(drill.name, seed, incident, scene.log, stall_expected=drill.stall_expected)
+
+
+def _remove_unless_broken(root: Path, broken: type[BaseException] | None, *_: object) -> None:
+    if broken is None or not issubclass(broken, TandemError):
+        shutil.rmtree(root, ignore_errors=True)
 
 
 async def _aftermath(drill: Drill, scene: Scene) -> Incident | None:

@@ -251,7 +251,7 @@ class TestRehearsal:
         """Name, seed and where the score goes reach the drill."""
         asked = []
 
-        def run(name, *, seed, json_to, tell):
+        async def run(name, *, seed, json_to, tell):
             asked.append((name, seed, json_to))
 
         monkeypatch.setattr("tandem.drills.run", run)
@@ -259,23 +259,32 @@ class TestRehearsal:
         assert main(["drill", "idle", "--seed", "7", "--json", "-"]) == 0
         assert asked == [("idle", 7, "-")]
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_signal_ends_a_demo_cleanly(self, monkeypatch, capsys, number):
-        """Ctrl-C and SIGTERM both reach the demo, which puts things away, and end with 130."""
+    @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_a_signal_ends_a_demo_cleanly(self, monkeypatch, capsys, number, status):
+        """Ctrl-C and SIGTERM both reach the demo, which puts things away, even when repeated."""
         put_away = []
 
-        def play(workspace):
+        async def play(workspace):
             try:
                 os.kill(os.getpid(), number)
-                signal.pause()
+                await asyncio.Event().wait()
             finally:
+                os.kill(os.getpid(), number)
+                await asyncio.sleep(0)
                 put_away.append(True)
 
         monkeypatch.setattr("tandem.drills.demo", play)
 
-        assert main(["demo"]) == 130
+        assert main(["demo"]) == status
         assert put_away == [True]
-        assert "Interrupted" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "still putting away" in said
+        assert "is put away" in said
+
+    def test_a_score_that_cannot_be_written_is_known_before(self, tmp_path, capsys):
+        """A file that cannot be made ends the word before anything is started, with 4."""
+        assert main(["drill", "idle", "--json", str(tmp_path / "none" / "score.json")]) == 4
+        assert "score.json" in capsys.readouterr().err
 
     def test_an_unknown_drill_is_refused(self, capsys):
         """A drill that is not known ends with 3 and says how to list them."""
