@@ -126,6 +126,12 @@ class World:
             self.spawn(name)
         self.clock.time += 3600.0
 
+    def write_last_words(self, name):
+        """Let a member write what it is to write to its log."""
+        if name in self.writes:
+            with Path(self.logs[name]).open("a") as log:
+                log.write(self.writes[name])
+
     def spawn(self, name):
         """Begin a new life of a member."""
         self.born += 1
@@ -197,9 +203,7 @@ class FakeSupervisor:
         if self.world.life(member.name) is None:
             self.world.spawn(member.name)
             self.world.history.append(f"start {member.name}")
-            if member.name in self.world.writes:
-                with Path(self.world.logs[member.name]).open("a") as log:
-                    log.write(self.world.writes[member.name])
+            self.world.write_last_words(member.name)
         self.world.done(crashing)
         await asyncio.sleep(0)
         return self.world.lives[member.name]

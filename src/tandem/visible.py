@@ -8,7 +8,7 @@ import re
 
 _COMMAND = (
     r"\x1b\[[0-?]{0,64}[ -/]{0,16}[@-~]"  # colours, cursor
-    r"|\x1b[\]PX^_][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\)?"  # titles, links, device strings
+    r"|\x1b[\]PX^_][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\)"  # titles, links, device strings
 )
 """What terminals obey (ECMA-48), each whole, so that its letters do not stay behind."""
 _UNSEEN = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
@@ -19,7 +19,7 @@ _HALF = re.compile(r"[\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """The text without what is not shown; half characters become `\\ufffd`."""
+    """The text without what is not shown; half characters become U+FFFD."""
     return _HALF.sub("\ufffd", _NOT_SHOWN.sub("", text))
 
 

@@ -1,5 +1,6 @@
 """Up, down, restart and status over a deployment that exists only in memory."""
 
+import contextlib
 from types import SimpleNamespace
 
 import msgspec
@@ -111,6 +112,36 @@ class TestUp:
         with pytest.raises(WorldError, match="cannot be started"):
             await bring_up(room.parts, tell=room.tell)
         assert room.world.lives == {}
+
+    @pytest.mark.parametrize("room_for", range(0, 40, 3))
+    async def test_a_disk_that_fills_leaves_nothing_running(self, room, monkeypatch, room_for):
+        """Wherever in `up` the disk fills, the error says so and what was started is stopped."""
+        left = [room_for]
+
+        def limited(write):
+            def writing(*given, **named):
+                if left[0] == 0:
+                    raise WorldError("The disk is full.", next_step="Free some space.")
+                left[0] -= 1
+                return write(*given, **named)
+
+            return writing
+
+        for name in ("event", "append"):
+            monkeypatch.setattr(room.store, name, limited(getattr(room.store, name)))
+        journal_for = room.store.journal_for
+
+        def journal(incident):
+            found = journal_for(incident)
+            return SimpleNamespace(append=limited(found.append), records=found.records)
+
+        monkeypatch.setattr(room.store, "journal_for", journal)
+
+        came_up = False
+        with contextlib.suppress(WorldError):
+            await bring_up(room.parts, tell=room.tell)
+            came_up = True
+        assert set(room.world.lives) == ({"prefill-0", "decode-0", "router"} if came_up else set())
 
     async def test_what_ran_before_is_not_put_away(self, room):
         """A member that ran before a failing `up` runs on."""

@@ -13,7 +13,6 @@ from tandem.cli import complete
 from tandem.visible import one_line
 
 
-
 def _on_one_line(text: str | None) -> str | None:
     return None if text is None else one_line(text)
 

@@ -7,6 +7,7 @@ that is given `tandem.toml` and nothing else.
 import contextlib
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -39,10 +40,7 @@ async def run(name: str, *, seed: int, json_to: str | None, tell: Tell) -> Score
         raise ConfigError(
             f"There is no drill named {name!r}.", next_step="List them: tandem drill --list."
         )
-    # Opened first: what cannot be written is better known before than after two minutes.
-    with contextlib.ExitStack() as stack:
-        opened = json_to is not None and json_to != "-"
-        file = stack.enter_context(Path(json_to or "").open("w")) if opened else sys.stdout
+    with _score_file(json_to) as file:
         result = await rehearse(drill, seed=seed, tell=tell)
         if json_to is not None:
             text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
@@ -53,3 +51,10 @@ async def run(name: str, *, seed: int, json_to: str | None, tell: Tell) -> Score
             next_step=f"Look closer: tandem drill {name} --seed {seed} --json -.",
         )
     return result
+
+
+def _score_file(json_to: str | None) -> contextlib.AbstractContextManager[TextIO]:
+    """Open first: what cannot be written is better known before than after two minutes."""
+    if json_to is None or json_to == "-":
+        return contextlib.nullcontext(sys.stdout)
+    return Path(json_to).open("w", encoding="utf-8")

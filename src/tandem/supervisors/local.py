@@ -300,7 +300,7 @@ class LocalSupervisor:
         return found
 
     def _keep(self, member: Member, record: RunRecord) -> None:
-        """Write down which life it is, as far as the disk lets us: who runs can still be stopped."""
+        """Write down which life it is, if the disk lets us: it is found and stopped without."""
         with contextlib.suppress(OSError):
             run_record.write(self._path(member), record)
 
