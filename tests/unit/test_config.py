@@ -129,6 +129,8 @@ REFUSED = [
     ("[policy]\nauto_scopes = ['pear']", "is no scope of a repair; did you mean `pair`?"),
     ("[watch]\ninterval_s = 0", "watch.interval_s = 0: is out of range; use a number above 0"),
     ("[verify]\nturns = 0", "verify.turns = 0: is out of range"),
+    ("[verify]\nsessions = 99999999999999999999", "is out of range; use a number at most 100000"),
+    ("[watch]\nkeep_hours = 1e300", "is out of range; use a number at most 10000000"),
     ("[probe]\nactive = 1", "probe.active = 1: must be true or false"),
     ("[probes]\nactive = true", "[probes]: there is no such section; did you mean `probe`?"),
     ("policy = 3", "policy = 3: must be a table"),
