@@ -228,6 +228,14 @@ class TestExample:
         ]
         assert settings.policy.mode == "advise"
 
+    @pytest.mark.parametrize("picture", sorted(DOCS.glob("*.svg")), ids=lambda path: path.name)
+    def test_a_picture_loads_nothing_from_elsewhere(self, picture):
+        """A page that shows it calls no other host, and is not kept waiting."""
+        drawn = picture.read_text()
+
+        assert set(re.findall(r"https?://[^\"')<\s]+", drawn)) == {"http://www.w3.org/2000/svg"}
+        assert len(drawn) < 60_000
+
     def test_the_picture_is_drawn_with_words(self):
         """The picture of the loop names every stage, for those who cannot see it."""
         picture = (DOCS / "loop.svg").read_text()
