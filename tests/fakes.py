@@ -7,6 +7,7 @@ the fakes are its faces, and everything can be told to be slow, to die, to hang 
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tandem.errors import WorldError
 from tandem.ports import Completion, Hands, Harvest
@@ -84,7 +85,11 @@ class World:
     dies_after_s: dict = field(default_factory=dict)
     held: dict = field(default_factory=lambda: defaultdict(list))
     """Member to the sentences of its residue."""
+    obstacles: dict = field(default_factory=lambda: defaultdict(list))
+    """Member to the sentences of what would keep it from starting."""
     logs: dict = field(default_factory=dict)
+    writes: dict = field(default_factory=dict)
+    """What a member writes to its log once it is started."""
     undying: set = field(default_factory=set)
     unstartable: set = field(default_factory=set)
     answers: dict = field(default_factory=dict)
@@ -120,6 +125,12 @@ class World:
         for name in names or [member.name for member in self.deployment.members]:
             self.spawn(name)
         self.clock.time += 3600.0
+
+    def write_last_words(self, name):
+        """Let a member write what it is to write to its log."""
+        if name in self.writes:
+            with Path(self.logs[name]).open("a") as log:
+                log.write(self.writes[name])
 
     def spawn(self, name):
         """Begin a new life of a member."""
@@ -192,6 +203,7 @@ class FakeSupervisor:
         if self.world.life(member.name) is None:
             self.world.spawn(member.name)
             self.world.history.append(f"start {member.name}")
+            self.world.write_last_words(member.name)
         self.world.done(crashing)
         await asyncio.sleep(0)
         return self.world.lives[member.name]
@@ -210,6 +222,9 @@ class FakeSupervisor:
 
     async def residue(self, member):
         return tuple(self.world.held[member.name])
+
+    async def obstacles(self, member):
+        return tuple(self.world.obstacles[member.name])
 
     def log_path(self, member):
         return self.world.logs.get(member.name)

@@ -5,21 +5,28 @@ Not for: any word's work (`tandem.cli`).
 """
 
 import errno
+import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
 from tandem.errors import Bug, InterruptedByUser, TandemError, WorldError
+from tandem.visible import visible
 
 WORLD_ERRNOS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    }
 )
 """Operating system errors that are the machine's state whoever meets them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one word; give its exit status (families in `tandem.errors`, usage errors 2)."""
+    _settle_streams()
     try:
         # Inside, so that Ctrl-C during the imports ends as quietly as later.
         from tandem.cli.app import invoke  # noqa: PLC0415 - said above
@@ -42,6 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+def _settle_streams() -> None:
+    """Let a word speak whatever it was given: closed streams, or an encoding too small for it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Else the next file we open gets this number, and what is printed goes into it.
+            file = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(file, "r" if number == 0 else "w", encoding="utf-8"))
+        elif number > 0 and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _world(error: OSError) -> WorldError:
     where = f" at {error.filename}" if error.filename else ""
     return WorldError(
@@ -62,7 +81,7 @@ def _fail(error: TandemError, cause: Exception | None = None) -> int:
     hint = " TANDEM_TRACEBACK=1 shows where." if isinstance(error, Bug) else ""
     # Below every view: whatever is on stdout comes first when both go to one terminal.
     sys.stdout.flush()
-    sys.stderr.write(f"tandem: {error}{hint}\n")
+    sys.stderr.write(f"tandem: {visible(str(error))}{hint}\n")
     return error.exit_status
 
 

@@ -81,7 +81,12 @@ async def _sealed(parts: Parts, incident: Incident, window_s: float | None, tell
     """Take the last of the evidence and seal it, all within `[evidence] seconds`."""
     bound_s = parts.settings.evidence.seconds
     ends_at = parts.clock.now() + bound_s
-    parts.store.append(await _stacks(parts, bound_s * STACKS_SHARE))
+    stacks = await _stacks(parts, bound_s * STACKS_SHARE)
+    parts.store.append(stacks)
+    if stacks.observations and all(one.missing for one in stacks.observations):
+        # The night's one piece of evidence that a person can still make possible.
+        said = f"no stacks could be taken: {stacks.observations[0].missing}"
+        say(parts, tell, "evidence", said, incident=incident.id)
     parts.store.append(await parts.collector.tick())
     now = parts.clock.now()
     seal = await asyncio.to_thread(

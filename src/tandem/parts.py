@@ -10,12 +10,14 @@ from tandem.collect import Collector
 from tandem.errors import WorldError
 from tandem.facts import Facts
 from tandem.ports import Clock, Hands, Harvest, Mode
-from tandem.records import Member, Settings
+from tandem.records import Change, Member, Observation, Settings, Trait
 from tandem.store import Store
 
 Tell = Callable[[str], None]
 TakeStacks = Callable[[Sequence[Member]], Awaitable[Harvest]]
 
+PROBED_AFTER_S = 1.0
+"""A path of which nothing was known is probed this soon after its engines were seen."""
 DETECT_WINDOW_S = 180.0
 """How far back detect looks: longer than any threshold, short enough to index every second."""
 STANDING = "standing"
@@ -52,6 +54,26 @@ async def look(parts: Parts) -> Facts:
     """One turn of collect and store; the facts of the detect window."""
     parts.store.append(await parts.collector.tick())
     return parts.store.facts(now=parts.clock.now(), window_s=DETECT_WINDOW_S)
+
+
+async def look_closely(parts: Parts) -> Harvest:
+    """Everything there is to see now, waited for: what a person who looks once wants to know.
+
+    Two turns: the first learns what the engines bear, path probes follow in the second.
+    """
+    patience_s = parts.settings.probe.deadline_s + 1.0
+    found: dict[tuple[str, str, str, str], Observation] = {}
+    traits: list[Trait] = []
+    changes: list[Change] = []
+    for turn in range(2):
+        if turn:
+            await parts.clock.sleep(PROBED_AFTER_S)
+        seen = parts.store.append(await parts.collector.tick(patience_s))
+        for one in seen.observations:
+            found[one.subject, one.source, one.name, one.label] = one
+        traits += seen.traits
+        changes += seen.changes
+    return Harvest(tuple(found.values()), tuple(traits), tuple(changes))
 
 
 def look_back(parts: Parts) -> Facts:

@@ -71,6 +71,8 @@ class Completion:
     detail: str = ""
     kv_moved: bool | None = None
     prompt_tokens: int = 0
+    refused: bool = False
+    """A definite no (HTTP 400): the same request would be refused again."""
 
 
 @runtime_checkable
@@ -170,6 +172,10 @@ class Supervisor(Protocol):
 
     async def residue(self, member: Member) -> tuple[str, ...]:
         """What is still held by a stopped member: each holder as one sentence; empty is gone."""
+        ...
+
+    async def obstacles(self, member: Member) -> tuple[str, ...]:
+        """What would keep a stopped member from starting: each as one sentence."""
         ...
 
     def log_path(self, member: Member) -> str | None:

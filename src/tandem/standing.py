@@ -44,16 +44,17 @@ async def bring_up(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
     with parts.store.lock("repair"):
         before = {member.name: await _life(parts, member) for member in _members(parts)}
         _refuse_decode_alone(parts, before)
+        await _refuse_obstacles(parts, before)
         plan = plan_bring_up(parts.settings.deployment, parts.settings.policy)
         try:
             outcomes = await _carry_out(parts, plan, tell)
+            if succeeded(plan, outcomes):
+                await _keep_the_ledger(parts)
+                return outcomes
         except BaseException:
             await _put_away(parts, before, tell)
             raise
-        if not succeeded(plan, outcomes):
-            raise await _did_not_come_up(parts, before, outcomes[-1], tell)
-    await _keep_the_ledger(parts)
-    return outcomes
+        raise await _did_not_come_up(parts, before, outcomes[-1], tell)
 
 
 def _refuse_decode_alone(parts: Parts, lives: dict[str, Incarnation | None]) -> None:
@@ -70,6 +71,20 @@ def _refuse_decode_alone(parts: Parts, lives: dict[str, Incarnation | None]) -> 
             f"{', '.join(gone)} is down while {', '.join(old)} has been running, and a decode "
             "started alone against such a prefill is how silent stalls begin.",
             next_step="Restart them together: `tandem down`, then `tandem up`.",
+        )
+
+
+async def _refuse_obstacles(parts: Parts, lives: dict[str, Incarnation | None]) -> None:
+    """Models take minutes to load: what would stop the last member is told before the first."""
+    found: list[str] = []
+    for member in _members(parts):
+        if lives[member.name] is None:
+            found += await parts.hands.supervisor(member).obstacles(member)
+    if found:
+        raise WorldError(
+            f"{parts.settings.deployment.name} cannot come up: {'; '.join(found)}.",
+            next_step="Nothing was started: end that, or give the member another port in "
+            "tandem.toml.",
         )
 
 
@@ -287,9 +302,22 @@ async def _put_away(parts: Parts, before: dict[str, Incarnation | None], tell: T
     # One member that will not go must not keep the others running.
     for step in plan.steps:
         alone = msgspec.structs.replace(plan, steps=(step,))
-        outcomes = await _carry_out(parts, alone, tell)
+        try:
+            outcomes = await _carry_out(parts, alone, tell)
+        except (WorldError, OSError):
+            # A disk too full for the journal must not keep it running either.
+            await _stop_unwritten(parts, step.target, tell)
+            continue
         left += [one.detail for one in outcomes if one.status == "failed"]
     return "; ".join(left)
+
+
+async def _stop_unwritten(parts: Parts, name: str, tell: Tell) -> None:
+    member = parts.settings.deployment.member(name)
+    if member is not None and await _life(parts, member) is not None:
+        tell(f"stopping {name}, though it cannot be written down")
+        supervisor = parts.hands.supervisors[member.supervisor]
+        await supervisor.stop(member, parts.settings.policy.stop_grace_s)
 
 
 async def _answers(parts: Parts, member: Member) -> bool:

@@ -23,6 +23,7 @@ from tandem_engine.config import (
 )
 
 EXIT_BROKEN = 1
+INSTALL = "pip install 'tandem-pd[engine]'"
 USAGE = """usage: python -m tandem_engine WORD [options]
 
   prefill       serve the prefill side of a PD pair (prefill --help)
@@ -58,6 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as problem:
         sys.stderr.write(f"tandem_engine: {problem}\n")
         return EXIT_CONFIG
+    except ModuleNotFoundError as problem:
+        name = (problem.name or "").partition(".")[0]
+        if name in ("", "tandem_engine"):
+            raise
+        sys.stderr.write(f"tandem_engine: the package {name} is not installed; run: {INSTALL}\n")
+        return EXIT_WORLD
     except StartError as problem:
         sys.stderr.write(f"tandem_engine: {problem}\n")
         return EXIT_WORLD

@@ -8,7 +8,9 @@ import stub_engine
 from stub_engine import StubEngine, rows, stub_pair
 from tandem import fetch
 from tandem.engines.sglang import SglangEngine
+from tandem.engines.sglang_pair import Ended, completion
 from tandem.engines.sglang_traits import Told, probe_safety
+from tandem.fetch import Fetched
 from tandem.ports import Engine
 from tandem.records import Member, Role
 from tandem.records import vocabulary as v
@@ -346,6 +348,25 @@ class TestCompleteDirect:
 
         assert ended.status == "failed"
         assert ended.detail == "prefill: answered HTTP 500: stub says 500"
+
+    @pytest.mark.parametrize(
+        ("body", "said"),
+        [
+            (b'{"object":"error","error":{"message":"Too long.","code":400}}', "Too long"),
+            (b'{"message":"Too long.","type":"BadRequestError"}', "Too long"),
+            (b"<html>nginx</html>", "<html>nginx</html>"),
+            (b'{"error":"plain"}', '{"error":"plain"}'),
+            (b"", ""),
+        ],
+    )
+    def test_a_refusal_is_told_in_the_engines_words(self, body, said):
+        """A bad request is a definite no, and its message comes without its envelope."""
+        answered = Fetched(400, body, 0.1)
+
+        ended = completion(Ended(prefill=answered, decode=None, latency_s=0.1))
+
+        assert ended.refused
+        assert ended.detail == f"prefill: answered HTTP 400: {said}".removesuffix(": ")
 
     async def test_an_abort_inside_a_200_is_a_failure(self, engine):
         """SGLang tells an aborted request by its finish reason."""

@@ -103,11 +103,13 @@ class TestAnySupervisor:
         assert await supervisor.inspect(member) is None
 
     async def test_residue_names_the_holder_of_a_port(self, supervise, make_member):
-        """A port that someone else listens on is residue that names the port and the pid."""
+        """A port that someone else listens on is residue, and an obstacle, with port and pid."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             residue = await supervise().residue(make_member(port=port))
+            obstacles = await supervise().obstacles(make_member(port=port))
 
+        assert residue == obstacles
         assert len(residue) == 1
         assert f"port {port}" in residue[0]
         assert f"pid {os.getpid()}" in residue[0]

@@ -3,6 +3,8 @@
 import asyncio
 import signal
 import socket
+import subprocess
+import sys
 
 import aiohttp
 import pytest
@@ -33,6 +35,23 @@ class TestRefusals:
         last = err.strip().splitlines()[-1]
         assert (status, True) == (code, said in last)
         assert "Traceback" not in err
+
+    @pytest.mark.parametrize("package", ["uvicorn", "starlette", "numpy"])
+    def test_a_missing_package_is_one_sentence(self, package):
+        """A worker without the engine's packages names the one it misses, and what to run."""
+        without = (
+            f"import sys; sys.modules[{package!r}] = None; from tandem_engine.__main__ import main;"
+            "sys.exit(main(['prefill', '--model', 'toy', '--port', '0']))"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", without], capture_output=True, text=True, timeout=15, check=False
+        )
+
+        assert ended.returncode == 4
+        assert ended.stderr == (
+            f"tandem_engine: the package {package} is not installed; "
+            "run: pip install 'tandem-pd[engine]'\n"
+        )
 
     async def test_a_bad_timeout_variable_is_named(self):
         """A timeout that is no number is refused by the name of its variable."""

@@ -1,7 +1,9 @@
 """`tandem.toml`: what is accepted becomes records, and every fault is named at once."""
 
 import contextlib
+import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -127,6 +129,8 @@ REFUSED = [
     ("[policy]\nauto_scopes = ['pear']", "is no scope of a repair; did you mean `pair`?"),
     ("[watch]\ninterval_s = 0", "watch.interval_s = 0: is out of range; use a number above 0"),
     ("[verify]\nturns = 0", "verify.turns = 0: is out of range"),
+    ("[verify]\nsessions = 99999999999999999999", "is out of range; use a number at most 100000"),
+    ("[watch]\nkeep_hours = 1e300", "is out of range; use a number at most 10000000"),
     ("[probe]\nactive = 1", "probe.active = 1: must be true or false"),
     ("[probes]\nactive = true", "[probes]: there is no such section; did you mean `probe`?"),
     ("policy = 3", "policy = 3: must be a table"),
@@ -207,6 +211,24 @@ class TestRefused:
     def test_a_file_that_is_not_there_is_named(self, tmp_path):
         """A missing file is the fault of the command, and says where it looked."""
         assert f"There is no {tmp_path}/tandem.toml" in refusal(tmp_path / "tandem.toml")
+
+    def test_what_is_no_configuration_is_not_read_to_its_end(self, tmp_path):
+        """A device, a pipe and a file of the wrong size are refused, not waited for."""
+        pipe, huge = tmp_path / "pipe", tmp_path / "huge.toml"
+        os.mkfifo(pipe)
+        huge.write_bytes(b"#" * 1_000_001)
+
+        assert "no ordinary file" in refusal(pipe)
+        assert "no ordinary file" in refusal(Path("/dev/zero"))
+        assert "more than 1000000 bytes" in refusal(huge)
+
+    @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x00" * 9, b'name = "\xc3"'])
+    def test_bytes_that_are_no_text_are_refused(self, tmp_path, content):
+        """A binary file named by mistake is not TOML, and that is what is said."""
+        path = tmp_path / "tandem.toml"
+        path.write_bytes(content)
+
+        assert "is not TOML" in refusal(path)
 
     @given(
         section=st.sampled_from(["policy", "detect", "probe", "watch", "evidence", "verify"]),

@@ -44,11 +44,18 @@ class TestBringUp:
         assert succeeded(plan, outcomes)
 
     async def test_a_member_that_dies_is_seen_at_once_with_its_last_words(self, tmp_path):
-        """A death ends the wait long before the timeout, and the log's end says why."""
+        """A death ends the wait long before the timeout, and the log's end says why.
+
+        Without secrets, colours, or what an earlier life wrote.
+        """
         log = tmp_path / "decode-0.log"
-        log.write_text("loading\n--api-key hunter2 given\nbind: address already in use\n")
+        log.write_text("it was a fine life\n")
         world = World(deployment(), dies_after_s={"decode-0": 1.0}, ready_after_s={"decode-0": 9.0})
         world.logs["decode-0"] = str(log)
+        world.writes["decode-0"] = (
+            "--api-key hunter2 given\n#new-token: 7, token usage: 0.1\n"
+            "\x1b[31mbind: address already in use\x1b[0m\n"
+        )
         began = world.clock.now()
 
         outcomes = await run(bring_up(world.deployment, POLICY), world)
@@ -59,6 +66,9 @@ class TestBringUp:
         assert "address already in use" in last.detail
         assert str(log) in last.detail
         assert "hunter2" not in last.detail
+        assert "#new-token: 7, token usage: 0.1" in last.detail
+        assert "fine life" not in last.detail
+        assert last.detail.isprintable()
         assert world.clock.now() - began < 10.0
 
     async def test_a_gate_that_times_out_says_what_it_saw(self):
@@ -78,7 +88,7 @@ class TestBringUp:
 
         outcomes = await run(bring_up(world.deployment, POLICY), world)
 
-        assert outcomes[-1].detail == "decode-0 cannot be started"
+        assert outcomes[-1].detail == "decode-0 cannot be started. Look at its log"
         assert acts(world) == ["start prefill-0"]
 
     @pytest.mark.parametrize(
@@ -107,6 +117,19 @@ class TestBringUp:
         await run(bring_up(world.deployment, POLICY), world)
 
         assert len([line for line in world.history if line.startswith("handoff")]) == 1
+
+    async def test_a_refused_hand_off_is_not_tried_for_a_minute(self):
+        """What an engine refuses as a bad request it would refuse again: the gate says so at once.
+
+        A context shorter than the probe's prompt is one.
+        """
+        refused = Completion(status="failed", detail="HTTP 400: too long", refused=True)
+        world = World(deployment(), answers={"prefill-0>decode-0": refused})
+
+        outcomes = await run(bring_up(world.deployment, POLICY), world)
+
+        assert len([line for line in world.history if line.startswith("handoff")]) == 1
+        assert "HTTP 400: too long" in outcomes[-1].detail
 
     async def test_without_a_supervisor_nothing_is_touched(self):
         """A plan over members nobody can restart is refused before its first step."""

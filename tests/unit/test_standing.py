@@ -1,5 +1,6 @@
 """Up, down, restart and status over a deployment that exists only in memory."""
 
+import contextlib
 from types import SimpleNamespace
 
 import msgspec
@@ -112,6 +113,36 @@ class TestUp:
             await bring_up(room.parts, tell=room.tell)
         assert room.world.lives == {}
 
+    @pytest.mark.parametrize("room_for", range(0, 40, 3))
+    async def test_a_disk_that_fills_leaves_nothing_running(self, room, monkeypatch, room_for):
+        """Wherever in `up` the disk fills, the error says so and what was started is stopped."""
+        left = [room_for]
+
+        def limited(write):
+            def writing(*given, **named):
+                if left[0] == 0:
+                    raise WorldError("The disk is full.", next_step="Free some space.")
+                left[0] -= 1
+                return write(*given, **named)
+
+            return writing
+
+        for name in ("event", "append"):
+            monkeypatch.setattr(room.store, name, limited(getattr(room.store, name)))
+        journal_for = room.store.journal_for
+
+        def journal(incident):
+            found = journal_for(incident)
+            return SimpleNamespace(append=limited(found.append), records=found.records)
+
+        monkeypatch.setattr(room.store, "journal_for", journal)
+
+        came_up = False
+        with contextlib.suppress(WorldError):
+            await bring_up(room.parts, tell=room.tell)
+            came_up = True
+        assert set(room.world.lives) == ({"prefill-0", "decode-0", "router"} if came_up else set())
+
     async def test_what_ran_before_is_not_put_away(self, room):
         """A member that ran before a failing `up` runs on."""
         room.world.run("prefill-0")
@@ -121,6 +152,14 @@ class TestUp:
         with pytest.raises(WorldError):
             await bring_up(room.parts, tell=room.tell)
         assert set(room.world.lives) == {"prefill-0", "decode-0"}
+
+    async def test_what_would_stop_the_last_is_told_before_the_first(self, room):
+        """A taken port of the router keeps the prefill from being started for nothing."""
+        room.world.obstacles["router"] = ["port 29000 of router is held by pid 7 (nginx)"]
+
+        with pytest.raises(WorldError, match=r"held by pid 7 \(nginx\)\. Nothing was started"):
+            await bring_up(room.parts, tell=room.tell)
+        assert room.moves() == []
 
     async def test_a_decode_is_not_started_alone_against_an_old_prefill(self, room):
         """`up` is no way around the guard: it names both and the way, and starts nothing."""

@@ -295,6 +295,26 @@ class TestLocks:
         assert one.holder("repair") is None
         assert one.holder("never-held") is None
 
+    def test_a_holder_is_named_by_its_word(self, tmp_path, store):
+        """Who is told to wait is told what for: `tandem up`, not `python`."""
+        with store.lock("repair"):
+            pass
+        script = tmp_path / "tandem"
+        script.write_text(
+            "import fcntl, os, sys\n"
+            "file = os.open(sys.argv[2], os.O_RDWR)\n"
+            "fcntl.flock(file, fcntl.LOCK_EX)\n"
+            "os.pwrite(file, str(os.getpid()).encode(), 0)\n"
+            "print('held', flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        words = [sys.executable, script, "up", store.state_folder / "locks" / "repair.lock"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(words, stdin=pipe, stdout=pipe) as holder:
+            holder.stdout.readline()
+            with pytest.raises(RefusedError, match=r"\(tandem up\)"), store.lock("repair"):
+                pass
+
     def test_locks_of_two_names_are_two_locks(self, store):
         """A watch does not keep a repair from running."""
         with store.lock("watch"), store.lock("repair"):

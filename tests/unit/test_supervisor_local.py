@@ -1,6 +1,7 @@
 """What the local supervisor promises beyond the port: survival, groups, records, shared memory."""
 # ruff: noqa: ASYNC220, ASYNC221, ASYNC230, ASYNC240 - nothing else waits for the loop of a test
 
+import errno
 import functools
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 from children import DEADLINE_S, WITH_PATH, answers, end_all, member_of, starting, until
 from tandem.errors import ConfigError, RefusedError, WorldError
 from tandem.processes import life_of
-from tandem.supervisors import leftovers
+from tandem.supervisors import leftovers, run_record
 from tandem.supervisors.local import LOG_BYTES_MAX, LocalSupervisor
 
 
@@ -190,6 +191,29 @@ class TestLocalSupervisor:
             del record[key]
         path.write_text(json.dumps(record))
 
+        found = await supervisor.inspect(member)
+        await supervisor.stop(member, grace_s=5.0)
+
+        assert found == life
+        assert life_of(life.pid) is None
+
+    async def test_a_disk_that_fills_while_it_starts_keeps_nobody_running(
+        self, supervise, make_member, monkeypatch
+    ):
+        """A member whose pid could not be written down is known and stopped all the same."""
+        written = []
+
+        def write(path, record):
+            if written:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written.append(path)
+            run_record_write(path, record)
+
+        run_record_write = run_record.write
+        monkeypatch.setattr(run_record, "write", write)
+        supervisor, member = supervise(), make_member()
+
+        life = await supervisor.start(member)
         found = await supervisor.inspect(member)
         await supervisor.stop(member, grace_s=5.0)
 

@@ -11,6 +11,9 @@ import typer
 from tandem import __version__
 from tandem.cli import deployment, reading, rehearsing, stages, watching
 from tandem.cli.help import Words, examples
+from tandem.visible import one_line
+
+CTRL_C = 130
 
 app = typer.Typer(
     name="tandem",
@@ -57,7 +60,7 @@ def tandem(
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run one word and give its exit status; usage errors are told here and end with 2.
 
-    Raises whatever the word raises (`tandem.errors`).
+    Raises whatever the word raises (`tandem.errors`), and KeyboardInterrupt.
     """
     command = typer.main.get_command(app)
     try:
@@ -69,7 +72,10 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as wrong:
         context = getattr(wrong, "ctx", None)
         path = context.command_path if context is not None else "tandem"
-        said = wrong.format_message().rstrip(".?")
+        said = one_line(wrong.format_message()).rstrip(".?")
         typer.echo(f"tandem: {said}. `{path} --help` shows how.", err=True)
         return wrong.exit_code
+    if status == CTRL_C:
+        # The library's own end of an interrupted word, which says nothing.
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else 0

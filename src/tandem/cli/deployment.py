@@ -4,6 +4,7 @@ For: bringing members to life and to rest in the right order. Not for: repairing
 """
 
 import getpass
+import os
 import time
 from typing import Annotated
 
@@ -130,7 +131,7 @@ def restart(
 
     if force and not (why or "").strip():
         raise typer.BadParameter("--force needs --why TEXT: the reason is kept with the restart")
-    said = f"{why or 'no reason given'} ({getpass.getuser()})"
+    said = f"{why or 'no reason given'} ({_who()})"
     screen = Screen(json=json)
     life = with_parts(
         screen,
@@ -139,3 +140,11 @@ def restart(
         said=f"about to restart {member}",
     )
     screen.answer(life, f"{member} runs as {life.id}")
+
+
+def _who() -> str:
+    """The user's name; in a container that gives anyone a number, the number."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"

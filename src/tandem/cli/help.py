@@ -10,6 +10,12 @@ import typer
 from typer.core import TyperGroup
 
 from tandem.cli import complete
+from tandem.visible import one_line
+
+
+def _on_one_line(text: str | None) -> str | None:
+    return None if text is None else one_line(text)
+
 
 Config = Annotated[
     Path | None,
@@ -25,7 +31,10 @@ Json = Annotated[
 Hunch = Annotated[
     str | None,
     typer.Option(
-        "--hunch", metavar="TEXT", help="What you suspect; it is answered by name, never believed."
+        "--hunch",
+        metavar="TEXT",
+        callback=_on_one_line,
+        help="What you suspect; it is answered by name, never believed.",
     ),
 ]
 Folder = Annotated[

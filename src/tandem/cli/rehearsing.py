@@ -4,16 +4,12 @@ For: making things fail on a throw-away deployment, and seeing the loop at work.
 Not for: what is injected and how it is scored (`tandem.drills`, imported only when one runs).
 """
 
-import contextlib
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tandem.cli.help import REHEARSAL, examples
-from tandem.cli.running import interrupted
 from tandem.cli.screen import Screen
 
 
@@ -50,6 +46,7 @@ def drill(
     loop it scores sees tandem.toml alone. Near misses and controls pass when nothing is accused
     and nothing is touched.
     """
+    from tandem.cli import running
     from tandem.cli.show.drills import drills_view
     from tandem.drills import listing, run
 
@@ -61,8 +58,8 @@ def drill(
         ]
         screen.answer(record, drills_view(listing()))
         return
-    with _sigterm_is_ctrl_c(), screen.working(f"rehearsing {name} with seed {seed}"):
-        run(name, seed=seed, json_to=json_to, tell=screen.tell)
+    with screen.working(f"rehearsing {name} with seed {seed}"):
+        running.run(run(name, seed=seed, json_to=json_to, tell=screen.tell))
 
 
 def demo(
@@ -76,19 +73,7 @@ def demo(
     It takes about three minutes, needs no GPU, touches nothing outside its folder and leaves
     nothing running. It ends with status 0 only when everything it tells truly happened.
     """
+    from tandem.cli.running import run
     from tandem.drills import demo as play
 
-    with _sigterm_is_ctrl_c():
-        play(workspace)
-
-
-@contextlib.contextmanager
-def _sigterm_is_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM end a rehearsal as Ctrl-C does: everything put away, and said so."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise interrupted() from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    run(play(workspace))

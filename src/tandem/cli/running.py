@@ -7,6 +7,7 @@ Not for: what the work is.
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+STILL_PUTTING_AWAY = "still putting away what this command began; once more leaves it as it is\n"
+
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end; SIGINT and SIGTERM cancel the work, so that every `finally` puts away.
 
-    Raises InterruptedByUser then, even when the work took the cancelling for its normal end. A
-    second signal stops waiting for the putting away.
+    Raises InterruptedByUser then, even when the work took the cancelling for its normal end. The
+    second signal is answered, since people press Ctrl-C twice; the third ends the putting away.
     """
     asked: list[signal.Signals] = []
 
@@ -33,10 +36,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)
 
         def stop(number: signal.Signals) -> None:
-            if asked:
-                raise KeyboardInterrupt
             asked.append(number)
-            task.cancel()
+            if len(asked) == 1:
+                task.cancel()
+            elif len(asked) == 2:
+                sys.stderr.write(STILL_PUTTING_AWAY)
+                sys.stderr.flush()
+            else:
+                raise KeyboardInterrupt
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
@@ -48,6 +55,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         if not asked:
             raise
         raise interrupted(asked[0]) from None
+    except KeyboardInterrupt:
+        if not asked:
+            raise
+        raise InterruptedByUser(
+            "Ended in the middle of putting away: what this command began may still run.",
+            next_step="See `tandem status`, and end it with `tandem down`.",
+        ) from None
     if asked:
         raise interrupted(asked[0])
     return result

@@ -118,7 +118,7 @@ class StackTaker:
         finally:
             _continued(target)
         if problem is not None:
-            missing = f"pid {target.pid}: {_explained(problem, target.pid)}"
+            missing = _explained(problem, target.pid)
             return [self._row(target.member, v.STACK, label=str(target.pid), missing=missing)]
         try:
             threads = msgspec.json.decode(output, type=list[_Thread])
@@ -219,8 +219,8 @@ def _explained(problem: str, pid: int) -> str:
     if "permission denied" in lowered or "not permitted" in lowered:
         return NO_RIGHT.format(pid=pid)
     if "failed to find python version" in lowered:
-        return "it is no Python process"
-    return " ".join(problem.split())[:300]
+        return f"pid {pid}: it is no Python process"
+    return f"pid {pid}: {' '.join(problem.split())[:300]}"
 
 
 def _continued(target: _Target) -> None:

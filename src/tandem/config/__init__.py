@@ -22,6 +22,9 @@ __all__ = ["load"]
 SCOPES_AUTO = ("router", "engine", "engine:prefill", "engine:decode", "pair")
 """Repairs that may be made without asking, each only when `auto_scopes` names it."""
 
+BYTES_MAX = 1_000_000
+"""A file longer than this is something else, named by mistake."""
+
 _SECTION_NAMES = ("member", *TABLES)
 
 
@@ -57,8 +60,16 @@ def load(path: Path) -> Settings:
 
 def _parse(path: Path) -> dict[str, object]:
     try:
+        if path.exists() and not path.is_dir() and not path.is_file():
+            raise ConfigError(f"{path} is no ordinary file.", next_step="Name a tandem.toml.")
         with path.open("rb") as file:
-            return tomllib.load(file)
+            content = file.read(BYTES_MAX + 1)
+        if len(content) > BYTES_MAX:
+            raise ConfigError(
+                f"{path} has more than {BYTES_MAX} bytes, so it is no tandem.toml.",
+                next_step="Name the right file.",
+            )
+        return tomllib.loads(content.decode())
     except FileNotFoundError:
         raise ConfigError(
             f"There is no {path}.",

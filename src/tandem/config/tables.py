@@ -27,6 +27,10 @@ MAY_BE_ZERO = frozenset(
     {"drain_s", "stop_grace_s", "repairs_per_hour", "sequential", "sessions", "rescored_sessions"}
 )
 """Every other number of a section must be above zero."""
+MOST_OF_ANYTHING = 100_000
+"""A count above it is a slip: each request is one in memory."""
+LONGEST_OF_ANYTHING = 10_000_000.0
+"""Seconds (four months), megabytes or hours: above it is a slip too."""
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _Port = Annotated[int, Field(ge=1, le=65535)]
@@ -62,8 +66,9 @@ def _section(record: type[Record]) -> type[BaseModel]:
     for field in msgspec.structs.fields(record):
         kind = field.type
         if kind is int or kind is float:
-            lowest = Field(ge=0) if field.name in MAY_BE_ZERO else Field(gt=0)
-            kind = Annotated[kind, lowest]
+            most = MOST_OF_ANYTHING if kind is int else LONGEST_OF_ANYTHING
+            zero = field.name in MAY_BE_ZERO
+            kind = Annotated[kind, Field(ge=0, le=most) if zero else Field(gt=0, le=most)]
         elif kind == tuple[str, ...]:
             kind = _Words
         fields[field.name] = (kind, field.default)

@@ -4,9 +4,10 @@ Only this package knows what was injected. The loop it scores is a separate `tan
 that is given `tandem.toml` and nothing else.
 """
 
-import asyncio
+import contextlib
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -29,7 +30,7 @@ def listing() -> list[Drill]:
     return list(DRILLS.values())
 
 
-def run(name: str, *, seed: int, json_to: str | None, tell: Tell) -> Score:
+async def run(name: str, *, seed: int, json_to: str | None, tell: Tell) -> Score:
     """Run one drill; writes its JSON to a file or `-`.
 
     Raises `ConfigError` for an unknown name and `NotProvenError` when the drill is not ok.
@@ -39,16 +40,21 @@ def run(name: str, *, seed: int, json_to: str | None, tell: Tell) -> Score:
         raise ConfigError(
             f"There is no drill named {name!r}.", next_step="List them: tandem drill --list."
         )
-    result = asyncio.run(rehearse(drill, seed=seed, tell=tell))
-    if json_to is not None:
-        text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
-        if json_to == "-":
-            sys.stdout.write(text + "\n")
-        else:
-            Path(json_to).write_text(text + "\n")
+    with _score_file(json_to) as file:
+        result = await rehearse(drill, seed=seed, tell=tell)
+        if json_to is not None:
+            text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
+            file.write(text + "\n")
     if not result.ok:
         raise NotProvenError(
             f"Drill {name} (seed {seed}) is not ok: {'; '.join(result.why)}.",
             next_step=f"Look closer: tandem drill {name} --seed {seed} --json -.",
         )
     return result
+
+
+def _score_file(json_to: str | None) -> contextlib.AbstractContextManager[TextIO]:
+    """Open first: what cannot be written is better known before than after two minutes."""
+    if json_to is None or json_to == "-":
+        return contextlib.nullcontext(sys.stdout)
+    return Path(json_to).open("w", encoding="utf-8")

@@ -19,7 +19,8 @@ async def _campaign(scene: Scene, peer_memory: str, restarts: int = RESTARTS) ->
     await injections.remember_peers(scene.workspace, peer_memory)
     await asyncio.sleep(BETWEEN_S)
     for number in range(restarts):
-        scene.tell(f"decode-only restart {number + 1} of {restarts}")
+        tuned = injections.change_named(number)
+        scene.tell(f"decode-only restart {number + 1} of {restarts}, with {tuned}")
         await injections.restart_decode(scene.workspace, change=number)
         await asyncio.sleep(BETWEEN_S)
 

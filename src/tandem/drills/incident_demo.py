@@ -44,7 +44,7 @@ def _workspace(asked: Path | None) -> Path:
 
 async def _follow(story: Story, root: Path) -> None:
     """Read the loop's own events from its store, as any other process may."""
-    after = 0
+    after, written = 0, False
     while not (root / ".tandem" / "state.sqlite").exists():
         await asyncio.sleep(POLL_S)
     store = Store.open(root, load(root / MARKER))
@@ -52,8 +52,12 @@ async def _follow(story: Story, root: Path) -> None:
         while True:
             for event in store.events(after):
                 after = event.id
-                if event.kind != "restart":
+                # What is stopped after the report is the demo's own putting away.
+                if not (written and event.kind == "step"):
                     story.tell(event.kind, event.text)
+                if event.kind == "report":
+                    written = True
+                    story.tell("act", "taking it all down")
             story.look_at_clients()
             await asyncio.sleep(POLL_S)
     finally:
@@ -69,7 +73,9 @@ async def _play(root: Path, seed: int, console: Console) -> Score:
 
     with contextlib.ExitStack() as stack:
         if console.is_terminal:
-            story.live = stack.enter_context(Live(story, console=console, refresh_per_second=4))
+            view = Live(story, console=console, refresh_per_second=4, transient=True)
+            stack.enter_context(view)
+            story.live = True
         follower = asyncio.create_task(_follow(story, root))
         try:
             return await rehearse(
@@ -112,14 +118,14 @@ def summary(result: Score, document: str) -> str:
     )
 
 
-def demo(workspace: Path | None, *, seed: int = 1) -> None:
+async def demo(workspace: Path | None, *, seed: int = 1) -> None:
     """Play the incident; returns only when all of it truly happened.
 
     Raises `NotProvenError` when anything fell short, and leaves nothing running either way.
     """
     root = _workspace(workspace)
     console = Console(stderr=False)
-    result = asyncio.run(_play(root, seed, console))
+    result = await _play(root, seed, console)
     if not result.ok:
         raise NotProvenError(
             f"The demo fell short: {'; '.join(result.why)}.",

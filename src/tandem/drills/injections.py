@@ -34,6 +34,12 @@ async def remember_peers(workspace: Workspace, how: str) -> None:
             )
 
 
+def change_named(number: int) -> str:
+    """The harmless change that restart `number` carries along, as `NAME=VALUE`."""
+    _, what, value = HARMLESS_CHANGES[number % len(HARMLESS_CHANGES)]
+    return f"{what}={value}"
+
+
 async def restart_decode(workspace: Workspace, *, change: int | None) -> None:
     """Restart the decode alone, as an operator in the middle of a tuning campaign does.
 
@@ -47,5 +53,5 @@ async def restart_decode(workspace: Workspace, *, change: int | None) -> None:
         else:
             workspace.decode_flags[what] = value
         workspace.save()
-        why = f"tuning: {what}={value}"
+        why = f"tuning: {change_named(change)}"
     await workspace.tandem("restart", "decode-0", "--force", "--why", why)

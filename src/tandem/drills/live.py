@@ -1,20 +1,20 @@
-"""The demo as it happens: traffic on top, the story below; plain lines where there is no screen."""
+"""The demo as it happens: the story line by line, and below it the loop's stage and the clients.
+
+For: `incident_demo.py`. Told lines stay, so that the whole story can be read again when it is over;
+where there is no screen they are all there is. Not for: making anything happen.
+"""
 
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from tandem.drills.drill import Scene
 
 BARS = "▁▂▃▄▅▆▇█"
-SECONDS_SHOWN = 40
-LINES_SHOWN = 14
+SECONDS_SHOWN = 30
 STUCK_S = 5.0
 """A request without an answer for this long is told as stuck: even a cold pair answers sooner."""
 
@@ -36,6 +36,8 @@ STAGE_OF = {
     "report": "report",
 }
 
+UNTOLD = ("restart", "repair")
+"""Events that other lines have told already."""
 STYLES = {
     "act": "cyan",
     "stuck": "bold red",
@@ -61,33 +63,43 @@ SYMBOLS = {
     "ruled-out": "✗",
     "hunch": "?",
     "diagnosis": "→",
-    "plan": "☰",
+    "plan": "≡",
     "proof": "✓",
     "report": "✎",
-    "failed": "‼",
+    "failed": "!",
 }
 
 
 @dataclass
 class Story:
-    """What has been told so far, and the scene whose traffic is drawn once it exists."""
+    """What is being told, and the scene whose traffic is drawn once it exists."""
 
     console: Console
     began: float = field(default_factory=time.monotonic)
     scene: Scene | None = None
-    lines: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=200))
-    live: Live | None = None
+    live: bool = False
+    """Whether a screen shows the state below the story."""
     stage: str = ""
     stuck: str | None = None
     """The session whose request was told as stuck."""
 
     def tell(self, kind: str, text: str) -> None:
-        """Add a line; printed at once where there is no screen to redraw."""
+        """Say a line; it stays on the screen."""
         at = time.monotonic() - self.began
-        self.lines.append((at, kind, text))
         self.stage = STAGE_OF.get(kind, self.stage)
-        if self.live is None:
-            self.console.print(self._line(at, kind, text), soft_wrap=True)
+        if kind in UNTOLD:
+            return
+        symbol, style = SYMBOLS.get(kind, " "), STYLES.get(kind, "")
+        if self.live:
+            line = Table.grid(padding=(0, 1))
+            line.add_column(justify="right", style="dim", min_width=7, no_wrap=True)
+            line.add_column(no_wrap=True)
+            line.add_column()
+            line.add_row(f"{at:.1f} s", Text(symbol, style=style), Text(text, style=style))
+            self.console.print(line)
+        else:
+            line_text = Text(f"{at:6.1f} s  {symbol} ", style="dim")
+            self.console.print(line_text.append(text, style=style), soft_wrap=True)
 
     def look_at_clients(self) -> None:
         """Tell of a request that has waited far longer than any answer takes, once per request."""
@@ -100,51 +112,34 @@ class Story:
             self.stuck = oldest.session
             self.tell("stuck", f"{first}: session {oldest.session}, no answer for {waited_s:.0f} s")
 
-    def _line(self, at: float, kind: str, text: str) -> Text:
-        line = Text(f"{at:6.1f} s  {SYMBOLS.get(kind, ' ')} ", style="dim")
-        return line.append(text, style=STYLES.get(kind, ""))
-
     def __rich__(self) -> RenderableType:
         """Draw the present state; called by Rich on every refresh."""
-        story = Table.grid(padding=(0, 1))
-        story.add_column(justify="right", style="dim", no_wrap=True)
-        story.add_column(no_wrap=True)
-        story.add_column()
-        for at, kind, text in list(self.lines)[-LINES_SHOWN:]:
-            told = Text(text, style=STYLES.get(kind, ""))
-            story.add_row(f"{at:.1f} s", SYMBOLS.get(kind, " "), told)
-        title = "tandem demo: a PD pair goes silent"
-        panel = Panel(story, title=title, title_align="left", border_style="dim")
-        return Group(self._traffic(), self._stages(), panel)
+        return Group(Text(""), self._stages(), self._clients())
 
     def _stages(self) -> Text:
         """The loop, with the stage it is in."""
-        line = Text("the loop         ", style="dim")
+        line = Text(no_wrap=True).append("the loop  ", style="dim")
         for number, stage in enumerate(STAGES):
             line.append(" → " if number else "", style="dim")
             line.append(stage, style="bold reverse" if stage == self.stage else "dim")
         return line
 
-    def _traffic(self) -> RenderableType:
+    def _clients(self) -> Text:
+        """Answers a second as a row of bars, newest at the right, and the counts."""
+        line = Text(no_wrap=True).append("clients   ", style="dim")
         if self.scene is None:
-            return Text("bringing a prefill, a decode and a router up ...", style="dim")
-        log = self.scene.log
-        now = time.time()
+            return line.append("none yet")
+        log, now = self.scene.log, time.time()
         counts = [0] * SECONDS_SHOWN
         for one in log.sent:
-            if one.status == "completed" and one.ended_at is not None:
-                age = int(now - one.ended_at)
-                if age < SECONDS_SHOWN:
-                    counts[SECONDS_SHOWN - 1 - age] += 1
+            age = int(now - one.ended_at) if one.ended_at is not None else SECONDS_SHOWN
+            if one.status == "completed" and age < SECONDS_SHOWN:
+                counts[SECONDS_SHOWN - 1 - age] += 1
         top = max(*counts, 1)
-        bars = "".join(BARS[count * (len(BARS) - 1) // top] if count else " " for count in counts)
+        bars = "".join(BARS[count * (len(BARS) - 1) // top] if count else "·" for count in counts)
         oldest = log.oldest_open()
-        waiting = f"{now - oldest.sent_at:.0f} s" if oldest else "-"
-        table = Table.grid(padding=(0, 3))
-        table.add_row(
-            Text("answers a second ", style="dim").append(bars, style="green"),
-            f"[green]{log.count('completed')}[/] answered",
-            f"[red]{log.count('failed')}[/] failed (killed by restarts)",
-            f"[yellow]{log.open_count()}[/] open, oldest {waiting}",
-        )
-        return table
+        waiting = f", oldest {now - oldest.sent_at:.0f} s" if oldest else ""
+        line.append(bars, style="green")
+        line.append(f"  {log.count('completed')} answered", style="green")
+        line.append(f"  {log.count('failed')} failed", style="red")
+        return line.append(f"  {log.open_count()} open{waiting}", style="yellow")

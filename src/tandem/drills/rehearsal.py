@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import functools
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,13 +13,15 @@ from tandem.drills.drill import Drill, Scene, Tell
 from tandem.drills.score import Score, score
 from tandem.drills.traffic import ClientLog, Traffic
 from tandem.drills.workspace import Workspace
-from tandem.errors import NotProvenError
+from tandem.errors import NotProvenError, TandemError
 from tandem.records import Incident
 from tandem.store import Store
 
 HUNCH = "overlap schedule"
 WARM_S = 3.0
 """Traffic before anything is done, so that progress has been seen."""
+SERVED_BOUND_S = 12.0
+"""How long clients may take to be answered twice each; a slow machine goes on without."""
 FOUND_BOUND_S = 45.0
 HANDLED_BOUND_S = 150.0
 STEP_S = 0.25
@@ -37,13 +41,23 @@ async def open_scene(
         await workspace.tandem("up")
         await workspace.start_watch(HUNCH)
         await traffic.start()
-        await asyncio.sleep(WARM_S)
+        await _until_served(scene, 2 * drill.shape.sessions)
         yield scene
     finally:
         for one in (traffic, *scene.background):
             await one.stop()
         await workspace.close()
         log.write(workspace.root / "client.jsonl")
+
+
+async def _until_served(scene: Scene, answers: int) -> None:
+    """Wait until clients have had answers: what is to fall silent has to be heard first."""
+    await asyncio.sleep(WARM_S)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SERVED_BOUND_S
+    while scene.log.count("completed") < answers and loop.time() < deadline:
+        await asyncio.sleep(STEP_S)
+    scene.tell(f"clients are served: {scene.log.count('completed')} answers so far")
 
 
 def newest_incident(workspace: Workspace) -> Incident | None:
@@ -82,12 +96,14 @@ async def rehearse(
     root: Path | None = None,
     on_scene: Callable[[Scene], None] | None = None,
 ) -> Score:
-    """Run one drill in a folder of its own (kept when `root` is given) and score it."""
+    """Run one drill in a folder of its own and score it.
+
+    The folder is kept when `root` is given, and when the drill breaks: the error names its logs.
+    """
     with contextlib.ExitStack() as stack:
         if root is None:
-            prefix = f"tandem-{drill.name}-"
-            temporary = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
-            root = Path(stack.enter_context(temporary))
+            root = Path(tempfile.mkdtemp(prefix=f"tandem-{drill.name}-"))
+            stack.push(functools.partial(_remove_unless_broken, root))
         workspace = Workspace(root=root, context_length=drill.context_length)
         workspace.create()
         async with open_scene(workspace, drill, seed, tell) as scene:
@@ -96,6 +112,11 @@ async def rehearse(
             await drill.script(scene)
             incident = await _aftermath(drill, scene)
         return score(drill.name, seed, incident, scene.log, stall_expected=drill.stall_expected)
+
+
+def _remove_unless_broken(root: Path, broken: type[BaseException] | None, *_: object) -> None:
+    if broken is None or not issubclass(broken, TandemError):
+        shutil.rmtree(root, ignore_errors=True)
 
 
 async def _aftermath(drill: Drill, scene: Scene) -> Incident | None:
@@ -112,7 +133,7 @@ async def _aftermath(drill: Drill, scene: Scene) -> Incident | None:
     if found is None:
         return None
     await scene.traffic.pause()
-    scene.tell("found; waiting for diagnosis, repair, proof and report")
+    scene.tell("an incident is open; clients begin nothing new")
     return await wait_for(
         workspace,
         lambda incident: (

@@ -202,7 +202,7 @@ class Workspace:
             ) from None
         text = output.decode(errors="replace").strip()
         if process.returncode != 0:
-            last = text.splitlines()[-1] if text else "no output"
+            last = text.splitlines()[-1].removeprefix("tandem: ") if text else "no output"
             raise WorldError(
                 f"`tandem {' '.join(words)}` ended with status {process.returncode}: {last}",
                 next_step=f"Look at the logs in {self.root / '.tandem' / 'logs'}.",

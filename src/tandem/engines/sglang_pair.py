@@ -5,6 +5,7 @@ Not for: routing, retries, or several requests at a time.
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Sequence
@@ -18,9 +19,23 @@ from tandem.ports import Completion
 from tandem.records import Member
 
 DEFAULT_BOOTSTRAP_PORT = 8998
+BAD_REQUEST = 400
+SAID_MAX = 200
+"""Characters of an error reply that are repeated."""
 
 TokenLogprob = tuple[float | None, int, str | None]
 """SGLang's triple: logprob (None for the first token of a prompt), token id, text."""
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Enveloped(msgspec.Struct):
+    """An error reply."""
+
+    message: str = ""
+    error: _Error | None = None
 
 
 class _Meta(msgspec.Struct):
@@ -129,6 +144,7 @@ def completion(ended: Ended) -> Completion:
             status="timed_out" if late else "failed",
             latency_s=ended.latency_s,
             detail="; ".join(why for why, _ in blamed) or "neither side answered",
+            refused=any(got.status == BAD_REQUEST for _, got in blamed),
         )
     return Completion(
         status="completed",
@@ -149,7 +165,7 @@ def _reply(got: Fetched | None) -> tuple[_Reply | None, str | None]:
     if got is None:
         return None, "was hung up on"
     if not got.ok:
-        said = got.body[:200].decode(errors="replace").strip()
+        said = _complaint(got.body)
         return None, f"{got.why_not}: {said}" if said else got.why_not
     try:
         reply = msgspec.json.decode(got.body, type=_Reply)
@@ -159,6 +175,16 @@ def _reply(got: Fetched | None) -> tuple[_Reply | None, str | None]:
     if reason.get("type") == "abort":
         return None, f"aborted: {reason.get('message', 'no reason given')}"
     return reply, None
+
+
+def _complaint(body: bytes) -> str:
+    """What an error reply says, without its envelope (SGLang's, OpenAI's) where it has one."""
+    with contextlib.suppress(msgspec.DecodeError):
+        enveloped = msgspec.json.decode(body, type=_Enveloped)
+        inner = enveloped.error.message if enveloped.error else ""
+        if said := inner or enveloped.message:
+            return said[:SAID_MAX].rstrip(".")
+    return body[:SAID_MAX].decode(errors="replace").strip()
 
 
 def prompt_ids(ended: Ended) -> list[int] | None:

@@ -14,6 +14,7 @@ from tandem.errors import Bug, TandemError, WorldError
 from tandem.ports import Clock, Hands, Journal, Progress, say
 from tandem.records import Incarnation, Intent, Member, Outcome, Plan, Record, Settings, Step
 from tandem.repair.gates import Gates
+from tandem.repair.log_tail import end_of
 from tandem.repair.waiting import to_its_end
 
 __all__ = ["Hands", "repair", "succeeded"]
@@ -185,7 +186,8 @@ class _Run:
             self._write(step, began, "interrupted", detail)
             raise
         except TandemError as problem:
-            end = _End("failed", problem.message.rstrip("."))
+            # With its next step: a person reads this where the repair stopped.
+            end = _End("failed", str(problem).rstrip("."))
         # A plug-in that breaks must end as a record that a person can read, not as a trace.
         except Exception as problem:  # noqa: BLE001
             said = str(problem) or "it did not answer in time"
@@ -289,6 +291,7 @@ class _Run:
             return _End("already" if look.passed else "failed", look.detail, life.id)
         await self._intend(step, f"Starting {member.name}: {step.why}.")
         supervisor = self.hands.supervisor(member)
+        self.gates.logs_begin[member.name] = end_of(supervisor.log_path(member))
         try:
             life = await to_its_end(supervisor.start(member), START_BOUND_S)
             self.ours[member.name] = self.gates.lives[member.name] = life.id

@@ -74,6 +74,8 @@ class Gates:
     tell: Progress
     lives: dict[str, str] = field(default_factory=dict)
     """The life each started member should have; another or none ends the wait at once."""
+    logs_begin: dict[str, int] = field(default_factory=dict)
+    """Where in its log each started member's life begins, in bytes."""
 
     async def wait(self, step: Step) -> Look:
         """Wait for the step's gate, at most its timeout."""
@@ -118,7 +120,8 @@ class Gates:
             said = f"{member.name} ended and something else started it again ({life.name})"
         else:
             said = f"{member.name} died"
-        return Look(passed=False, detail=said + tail(log), final=True)
+        said += tail(log, self.logs_begin.get(member.name, 0))
+        return Look(passed=False, detail=said, final=True)
 
     def _alive(self, member: Member) -> Callable[[float], Awaitable[Look]]:
         async def look(left_s: float) -> Look:
@@ -274,7 +277,7 @@ def _refused(answer: Completion, what: str) -> Look:
     detail = f": {answer.detail}" if answer.detail else ""
     if answer.status == "timed_out":
         return Look(passed=False, detail=f"{what} never completed{detail}", final=True)
-    return Look(passed=False, detail=f"{what} failed{detail}")
+    return Look(passed=False, detail=f"{what} failed{detail}", final=answer.refused)
 
 
 def _number(row: Observation) -> float:

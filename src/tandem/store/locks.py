@@ -26,7 +26,7 @@ def held(path: Path, name: str) -> Iterator[None]:
         if not _taken(file):
             raise RefusedError(
                 f"`{name}` is already under way in {_holder(file)}.",
-                next_step="Wait for it to end; `tandem status` shows what it does.",
+                next_step="Wait for it to end, or end it; `tandem status` says how it all stands.",
             )
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)
@@ -72,5 +72,14 @@ def _pid(file: int) -> int:
 def _holder(file: int) -> str:
     pid = _pid(file)
     with contextlib.suppress(psutil.Error):
-        return f"pid {pid} ({psutil.Process(pid).name()})"
+        return f"pid {pid} ({_command(psutil.Process(pid))})"
     return f"pid {pid}" if pid else "another process"
+
+
+def _command(process: psutil.Process) -> str:
+    """`tandem up` where it is one of our words, else the program's name."""
+    words = process.cmdline()
+    for place, word in enumerate(words[:-1]):
+        if Path(word).name == "tandem":  # the script, or what follows `python -m`
+            return f"tandem {words[place + 1]}"
+    return process.name()

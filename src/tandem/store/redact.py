@@ -26,6 +26,7 @@ from tandem.records import (
     Value,
 )
 from tandem.records import vocabulary as v
+from tandem.visible import visible
 
 REDACTED = "<redacted>"
 TEXT_MAX = 65536
@@ -121,7 +122,11 @@ _SHAPES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def text(value: str) -> str:
-    """Free text without credentials, URL queries and prompts, at most `TEXT_MAX` characters."""
+    """Free text without credentials, URL queries and prompts, at most `TEXT_MAX` characters.
+
+    Nor does it keep what a terminal would obey: a log line is shown to people later.
+    """
+    value = visible(value)
     if len(value) > TEXT_MAX:
         value = value[:TEXT_MAX] + f"... ({len(value) - TEXT_MAX} characters more)"
     for shape, into in _SHAPES:

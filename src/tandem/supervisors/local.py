@@ -89,14 +89,20 @@ class LocalSupervisor:
                     f"pid {process.pid} ({process.name()}) of {member.name}'s process group "
                     "still runs"
                 )
-        for port, holder in leftovers.taken_ports(member):
-            found.append(f"port {port} of {member.name} is held by {holder}")
+        found += await self.obstacles(member)
         if record is not None and record.boot == boot_id():
             found += [
                 f"{path} of {member.name} (pid {record.pid}) is still there"
                 for path in leftovers.segments_of({record.pid})
             ]
         return tuple(found)
+
+    async def obstacles(self, member: Member) -> tuple[str, ...]:
+        """Its ports that somebody listens on, each with its holder."""
+        return tuple(
+            f"port {port} of {member.name} is held by {holder}"
+            for port, holder in leftovers.taken_ports(member)
+        )
 
     def log_path(self, member: Member) -> str | None:
         """Where its output goes."""
@@ -156,7 +162,8 @@ class LocalSupervisor:
                 next_step=f"Read the end of {self.log_path(member)}.",
             )
         _children[child.pid] = child
-        run_record.write(self._path(member), _of_life(record, life))
+        # Without its pid on a full disk it is found by its mark.
+        self._keep(member, _of_life(record, life))
         return life
 
     def _planned(self, member: Member, before: RunRecord | None, given: Launch | None) -> RunRecord:
@@ -239,8 +246,8 @@ class LocalSupervisor:
         record = run_record.read(self._path(member))
         if record is None:
             return
-        self._life(member, record)  # finds what was started while we died
-        record = run_record.read(self._path(member)) or record
+        if record.pid == 0 and (life := self._life(member, record)):
+            record = _of_life(record, life)  # it was started while we died
         pids = {record.pid, *(process.pid for process in _session(record))}
         try:
             if not await self._ended(record, signal.SIGTERM, grace_s):
@@ -289,8 +296,13 @@ class LocalSupervisor:
             return life if life is not None and life.id == record.incarnation else None
         found = _marked(record.run)
         if found is not None:
-            run_record.write(self._path(member), _of_life(record, found))
+            self._keep(member, _of_life(record, found))
         return found
+
+    def _keep(self, member: Member, record: RunRecord) -> None:
+        """Write down which life it is, if the disk lets us: it is found and stopped without."""
+        with contextlib.suppress(OSError):
+            run_record.write(self._path(member), record)
 
     def _path(self, member: Member) -> Path:
         return self._run / f"{member.name}.json"

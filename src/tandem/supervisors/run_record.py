@@ -62,10 +62,9 @@ def read(path: Path) -> RunRecord | None:
 def write(path: Path, record: RunRecord) -> None:
     """Replace the record durably."""
     part = path.with_suffix(".part")
-    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(file, msgspec.json.encode(record))
-        os.fsync(file)
-    finally:
-        os.close(file)
+    # Buffered: a bare write on a disk that is nearly full writes a part and says nothing.
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(record))
+        file.flush()
+        os.fsync(file.fileno())
     part.replace(path)

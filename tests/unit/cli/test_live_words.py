@@ -194,16 +194,26 @@ class TestStages:
         assert main(["verify", "--json"]) == 0
 
     def test_collect_stores_what_it_sees(self, stages, capsys):
-        """One sweep is stored, and shown as the store keeps it."""
+        """One sweep is stored and shown; what its second turn saw anew takes the first's place."""
+        probed = msgspec.structs.replace(night.INFLIGHT, source="probe", name="probe", value="off")
+        known = msgspec.structs.replace(probed, value="completed")
+        turns = iter([Harvest((night.STACKS, probed)), Harvest((known,))])
 
-        async def tick():
-            return Harvest((night.STACKS,))
+        async def tick(patience_s):
+            return next(turns)
 
+        async def sleep(seconds):
+            stages.asked.append(seconds)
+
+        stages.parts.settings = SimpleNamespace(probe=SimpleNamespace(deadline_s=5.0))
+        stages.parts.clock = SimpleNamespace(sleep=sleep)
         stages.parts.collector = SimpleNamespace(tick=tick)
         stages.parts.store = SimpleNamespace(append=lambda seen: seen)
 
         assert main(["collect"]) == 0
-        assert "0 things seen, 1 could not be" in capsys.readouterr().out
+        drawn = capsys.readouterr().out
+        assert "1 things seen, 1 could not be" in drawn
+        assert "probe completed" in drawn
 
     def test_detect_reads_what_was_collected(self, tmp_path, capsys):
         """`detect` judges the rolling store, and says when nobody has looked lately."""
@@ -241,7 +251,7 @@ class TestRehearsal:
         """Name, seed and where the score goes reach the drill."""
         asked = []
 
-        def run(name, *, seed, json_to, tell):
+        async def run(name, *, seed, json_to, tell):
             asked.append((name, seed, json_to))
 
         monkeypatch.setattr("tandem.drills.run", run)
@@ -249,23 +259,32 @@ class TestRehearsal:
         assert main(["drill", "idle", "--seed", "7", "--json", "-"]) == 0
         assert asked == [("idle", 7, "-")]
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_signal_ends_a_demo_cleanly(self, monkeypatch, capsys, number):
-        """Ctrl-C and SIGTERM both reach the demo, which puts things away, and end with 130."""
+    @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_a_signal_ends_a_demo_cleanly(self, monkeypatch, capsys, number, status):
+        """Ctrl-C and SIGTERM both reach the demo, which puts things away, even when repeated."""
         put_away = []
 
-        def play(workspace):
+        async def play(workspace):
             try:
                 os.kill(os.getpid(), number)
-                signal.pause()
+                await asyncio.Event().wait()
             finally:
+                os.kill(os.getpid(), number)
+                await asyncio.sleep(0)
                 put_away.append(True)
 
         monkeypatch.setattr("tandem.drills.demo", play)
 
-        assert main(["demo"]) == 130
+        assert main(["demo"]) == status
         assert put_away == [True]
-        assert "Interrupted" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "still putting away" in said
+        assert "is put away" in said
+
+    def test_a_score_that_cannot_be_written_is_known_before(self, tmp_path, capsys):
+        """A file that cannot be made ends the word before anything is started, with 4."""
+        assert main(["drill", "idle", "--json", str(tmp_path / "none" / "score.json")]) == 4
+        assert "score.json" in capsys.readouterr().err
 
     def test_an_unknown_drill_is_refused(self, capsys):
         """A drill that is not known ends with 3 and says how to list them."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -70,12 +71,49 @@ class TestExitStatus:
         assert main([]) == 4
         assert "evidence.sqlite" in capsys.readouterr().err
 
+    def test_a_place_that_is_not_there_is_the_worlds(self, monkeypatch, capsys):
+        """A folder that somebody removed meanwhile is named, and no bug."""
+        failing(monkeypatch, FileNotFoundError(errno.ENOENT, "No such file", "gone/x.json"))
+
+        assert main([]) == 4
+        assert "gone/x.json" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+    def test_a_closed_stream_is_no_error(self, closed):
+        """A word started without stdin, stdout or stderr runs as if nobody listened."""
+        command = f"'{sys.executable}' -m tandem --version {closed}"
+        ended = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, timeout=20, check=False
+        )
+
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+    def test_an_encoding_that_is_too_small_is_no_error(self, monkeypatch):
+        """What a terminal's encoding does not have is escaped."""
+        terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(app, "invoke", lambda _: sys.stdout.write("“x”") and 0)
+
+        assert main([]) == 0
+        assert terminal.buffer.getvalue() == rb"\u201cx\u201d"
+
     def test_another_os_error_is_a_bug(self, monkeypatch, capsys):
         """An operating system error that no user can mend is ours."""
         failing(monkeypatch, OSError(errno.EINVAL, "Invalid argument"))
 
         assert main([]) == 70
         assert "bug" in capsys.readouterr().err
+
+    def test_ctrl_c_in_a_word_is_told(self, monkeypatch, capsys):
+        """An interruption that the library of the command line swallows is told all the same."""
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("tandem.drills.listing", interrupted)
+
+        assert main(["drill", "--list"]) == 130
+        assert "Interrupted" in capsys.readouterr().err
 
     def test_ctrl_c_is_130(self, monkeypatch, capsys):
         """KeyboardInterrupt ends with 130 and no traceback."""
@@ -140,8 +178,9 @@ class TestSignals:
         with pytest.raises(errors.InterruptedByUser):
             run(work())
 
-    def test_a_second_signal_stops_waiting(self):
-        """A second Ctrl-C ends the putting away as well."""
+    def test_a_second_signal_is_answered(self, capsys):
+        """A second Ctrl-C leaves the putting away alone, and says that it goes on."""
+        put_away = []
 
         async def work():
             try:
@@ -149,9 +188,28 @@ class TestSignals:
                 await asyncio.Event().wait()
             finally:
                 os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(0)
+                put_away.append(True)
+
+        with pytest.raises(errors.InterruptedByUser):
+            run(work())
+        assert put_away == [True]
+        assert "still putting away" in capsys.readouterr().err
+
+    def test_a_third_signal_stops_waiting(self):
+        """A third Ctrl-C ends the putting away as well, and says that something may be left."""
+
+        async def work():
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.Event().wait()
+            finally:
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(0)
+                os.kill(os.getpid(), signal.SIGINT)
                 await asyncio.Event().wait()
 
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(errors.InterruptedByUser, match="may still run"):
             run(work())
 
     def test_a_result_is_given_back(self):

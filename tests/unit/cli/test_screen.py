@@ -36,6 +36,16 @@ class TestScreen:
 
         assert capsys.readouterr().err == "x " * 150 + "[red]\n"
 
+    def test_text_from_outside_commands_no_terminal(self, capsys):
+        """Only Tandem's own styles colour a terminal: escapes in a record are not passed on."""
+        screen = Screen()
+        hostile = "a\x1b[31m\x1b]0;title\x1b\\b\rc"
+        screen.tell(hostile)
+        screen.line(hostile)
+        screen.show(Padding(Text(hostile), 0), hostile)
+
+        assert capsys.readouterr() == ("abc\n" * 3, "abc\n")
+
     def test_a_line_is_one_line(self, capsys):
         """A line of a log is never wrapped."""
         Screen().line("y" * 300)
