@@ -89,8 +89,8 @@ class Decode:
             if everything or request.rid.startswith(rid):
                 self.left(request)
 
-    def refuse(self, room: int, bootstrap: str, _reason: str) -> None:
-        """This side of a room was refused before it was a request: its prefill hears of it."""
+    def refuse(self, room: int, bootstrap: str, _reason: str = "") -> None:
+        """This side of a room ended before its prefill heard of it: it hears of that."""
         if self._links.up(bootstrap):
             self.arrivals.refuse(room, bootstrap)
 
@@ -164,6 +164,8 @@ class Decode:
         request.enter(Phase.ENDED, now_s)
         if phase is Phase.PREALLOC:
             self.prealloc.remove(request)
+            if not request.fake:
+                self.refuse(request.room, request.bootstrap)
         elif phase is Phase.TRANSFER:
             self.arrivals.give_up(request, now_s)
         self._left.append(request)
@@ -208,7 +210,6 @@ class Decode:
                 continue
             refusal = self._links.refused(request.bootstrap)
             if refusal:
-                self.arrivals.refuse(request.room, request.bootstrap)
                 self._fail(request, refusal)
                 continue
             tokens = len(request.prompt) + min(

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from engine.pairs import DEADLINE_S, ROOMS, held, pair
+from engine.pairs import DEADLINE_S, ROOMS, held, pair, until
 
 MEET = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 1 << 40}
 GENERATE = {"text": "hello", **MEET}
@@ -169,3 +169,27 @@ class TestOneSide:
                 assert (refused.status, ended.status) == (400, 500)
             await two.idle()
             assert (await two.generate()).status == 200
+
+    async def test_a_room_that_ends_before_it_has_a_slot_is_told(self):
+        """An abort in the decode's prealloc queue ends the prefill's half at once."""
+        async with pair(decode={"max_running_requests": 1}) as two:
+            two.blind_decode()
+            asked = []
+            for rid in ("first", "second"):
+                body = changed(rid=rid) | two.meeting()
+                asked += [
+                    asyncio.create_task(two.post(worker, "/generate", body))
+                    for worker in (two.prefill, two.decode)
+                ]
+                phase = two.decode.core.role.phase
+                await until(lambda: phase.arrivals.awaited, two.decode)  # noqa: B023 - in its turn
+            await until(lambda: phase.prealloc, two.decode)
+            two.decode.abort("second", everything=False)
+            async with asyncio.timeout(DEADLINE_S / 2):
+                prefill, decode = await asked[2], await asked[3]
+            for one in asked[:2]:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+            assert (prefill.status, decode.status) == (500, 500)
+            assert "decode-side abort" in prefill.text
