@@ -109,6 +109,8 @@ class Decode:
     def room_failed(self, room: int, reason: str) -> None:
         """The prefill says that no KV will come."""
         self.arrivals.fail(room, reason)
+        for request in [one for one in self.prealloc if one.room == room and not one.fake]:
+            self._fail(request, reason)
 
     def abort_acked(self, room: int) -> None:
         """The prefill says that it will not write for this room (any more)."""

@@ -241,6 +241,8 @@ class Handoffs:
             self._ended.popitem(last=False)
         handoff = self._asked.pop(room, None) or self._held.get(room)
         if handoff is None:
+            if tell:
+                self._tell_everybody(room, reason)
             return
         self._free(handoff)
         if handoff.sender is not None:
@@ -269,6 +271,12 @@ class Handoffs:
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
+
+    def _tell_everybody(self, room: int, reason: str) -> None:
+        """No decode asked for this room yet: the one that has it must not queue for it."""
+        if self._memory() == "leases" and not self._faults.peers.switches.abort_kills_bootstrap:
+            for agent in self._senders:
+                self._say_failed(agent, room, reason)
 
     def _say_failed(self, agent: str, room: int, reason: str) -> None:
         if not self._faults.peers.switches.abort_not_propagated:

@@ -170,8 +170,9 @@ class TestOneSide:
             await two.idle()
             assert (await two.generate()).status == 200
 
-    async def test_a_room_that_ends_before_it_has_a_slot_is_told(self):
-        """An abort in the decode's prealloc queue ends the prefill's half at once."""
+    @pytest.mark.parametrize("aborting", ["prefill", "decode"])
+    async def test_a_room_that_ends_before_it_has_a_slot_is_told(self, aborting):
+        """An abort while the decode's half queues for a slot ends the other half at once."""
         async with pair(decode={"max_running_requests": 1}) as two:
             two.blind_decode()
             asked = []
@@ -184,7 +185,8 @@ class TestOneSide:
                 phase = two.decode.core.role.phase
                 await until(lambda: phase.arrivals.awaited, two.decode)  # noqa: B023 - in its turn
             await until(lambda: phase.prealloc, two.decode)
-            two.decode.abort("second", everything=False)
+            await until(lambda: len(two.prefill.rooms) == 2, two.prefill)
+            getattr(two, aborting).abort("second", everything=False)
             async with asyncio.timeout(DEADLINE_S / 2):
                 prefill, decode = await asked[2], await asked[3]
             for one in asked[:2]:
@@ -192,4 +194,5 @@ class TestOneSide:
             await asyncio.gather(*asked, return_exceptions=True)
 
             assert (prefill.status, decode.status) == (500, 500)
-            assert "decode-side abort" in prefill.text
+            told = prefill if aborting == "decode" else decode
+            assert {"prefill": "AbortReq", "decode": "decode-side abort"}[aborting] in told.text
