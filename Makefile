@@ -12,9 +12,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
 FIT := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: words setup demo check lint types imports format test drill lock clean
+.PHONY: words setup demo check lint types imports format test drill lock clean \
+  bench-engine bench-leak
 words: ## list the words
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 	  awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## build .venv from requirements.lock and fetch the small model
@@ -24,6 +25,12 @@ demo: $(STAMP) ## make a prefill/decode pair go silent here, and show it found, 
 
 drill: $(STAMP) ## rehearse one failure: make drill NAME=...; without a name, list them
 	@$(BIN)/tandem drill $(if $(NAME),$(NAME),--list) $(ARGS)
+
+bench-engine: $(STAMP) ## speed and size against llama.cpp's own server; QUICK=1 for 4 minutes
+	@$(BIN)/python benchmarks/engine.py
+
+bench-leak: $(STAMP) ## 53,000 requests, and nothing may be kept; QUICK=1 for 4 minutes
+	@$(BIN)/python benchmarks/leak.py
 
 test: check ## the checks, then every test
 	@$(BIN)/python -m pytest $(ARGS)
