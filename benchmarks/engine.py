@@ -1,9 +1,8 @@
 """How fast and how small the embedded engine is: `make bench-engine`.
 
-Against llama.cpp's own server of the same wheel: decode throughput at 1, 8 and 16 sequences (one
-thread each), and the gaps between tokens while long prompts arrive (the same two cores: one thread
-for each side of the pair, two threads for the server). By itself: the share of the KV hand-off, how
-soon a worker is ready, and what it holds in memory.
+Against llama.cpp's own server of the same wheel, one thread each: decode throughput at 1, 8 and 16
+sequences, and the gaps between tokens while long prompts arrive (everything on one core). By
+itself: the share of the KV hand-off, how soon a worker is ready, and what it holds in memory.
 
 Ratios are of neighbours in an ABAB series, so that whatever else runs here slows both; each ratio
 is the median of its pairs. Not for: leaks (`leak.py`).
@@ -11,11 +10,15 @@ is the median of its pairs. Not for: leaks (`leak.py`).
 
 import asyncio
 import itertools
+import os
 import random
 import sys
+import time
 from pathlib import Path
+from statistics import median
 
 import aiohttp
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
@@ -47,14 +50,25 @@ def tokens(count: int) -> list[int]:
 
 async def rate(
     http: aiohttp.ClientSession, contender: Contender, sequences: int, each: int
-) -> float:
-    """Tokens a second while all sequences decode: from the last second token to the first end."""
+) -> dict[str, float]:
+    """Tokens a second while all sequences decode, and CPU time per token of the whole run.
+
+    The window is from the last second token to the first end.
+    """
+    process = psutil.Process(contender.decoder.pid)
+    before_s = sum(process.cpu_times()[:2])
     streams = await asyncio.gather(
         *(contender.stream(http, tokens(SHORT_PROMPT_TOKENS), each) for _ in range(sequences))
     )
+    cpu_s = sum(process.cpu_times()[:2]) - before_s
     begin_s, end_s = max(times[1] for times in streams), min(times[-1] for times in streams)
+    if end_s <= begin_s:
+        raise SystemExit(f"{sequences} sequences of {each} tokens never ran all at once")
     inside = sum(begin_s < at <= end_s for times in streams for at in times)
-    return inside / (end_s - begin_s)
+    return {
+        "tokens_per_s": inside / (end_s - begin_s),
+        "cpu_ms_per_token": cpu_s * 1e3 / (sequences * each),
+    }
 
 
 async def decoding(model: Path, *, pairs: int, each: int) -> Figures:
@@ -68,29 +82,32 @@ async def decoding(model: Path, *, pairs: int, each: int) -> Figures:
             await rate(http, contender, 2, 8)
         for sequences in (1, 8, 16):
             rates = []
-            for _ in range(pairs):
-                one = await rate(http, ours, sequences, each)
-                rates.append((one, await rate(http, theirs, sequences, each)))
+            for _ in range(max(1, pairs // 2) if sequences == 16 else pairs):
+                one = await rate(http, ours, sequences, each + 4 * sequences)
+                rates.append((one, await rate(http, theirs, sequences, each + 4 * sequences)))
             figures[str(sequences)] = {
-                "ratio": quantile((one / other for one, other in rates), 0.5),
-                "tokens_per_s": rates,
+                "ratio": median(one["tokens_per_s"] / two["tokens_per_s"] for one, two in rates),
+                "pairs": rates,
             }
     return figures
 
 
-async def gaps(
-    http: aiohttp.ClientSession, contender: Contender, *, prompts: int, each: int
-) -> list[float]:
+async def gaps(http: aiohttp.ClientSession, contender: Contender, *, prompts: int) -> list[float]:
     """Gaps between the tokens of two running streams while long prompts arrive one by one."""
+    streams: list[list[float]] = [[], []]
     steady = [
-        asyncio.create_task(contender.stream(http, tokens(SHORT_PROMPT_TOKENS), each))
-        for _ in range(2)
+        asyncio.create_task(contender.stream(http, tokens(SHORT_PROMPT_TOKENS), 900, times))
+        for times in streams
     ]
-    begun_s = asyncio.get_running_loop().time()
+    while not all(len(times) > 4 for times in streams):
+        await asyncio.sleep(0.01)
+    begun_s = time.monotonic()
     for _ in range(prompts):
         await contender.stream(http, tokens(LONG_PROMPT_TOKENS), 2)
-    ended_s = asyncio.get_running_loop().time()
-    streams = await asyncio.gather(*steady)
+    ended_s = time.monotonic()
+    for stream in steady:
+        stream.cancel()
+    await asyncio.gather(*steady, return_exceptions=True)
     return [
         after - before
         for times in streams
@@ -100,21 +117,25 @@ async def gaps(
 
 
 async def arriving(model: Path, *, pairs: int, prompts: int) -> Figures:
-    """p99 of the gaps of both."""
+    """p99 of the gaps of both, all of it on one core."""
     ours = Pair(worker("prefill", "smollm2"), worker("decode", "smollm2"))
-    theirs = Plain(llama_server(model, sequences=8, context=1024, threads=2))
+    theirs = Plain(llama_server(model, sequences=8, context=1024, threads=1))
+    servers = (ours.prefill, ours.decode, theirs.server)
     figures: list[tuple[float, float]] = []
     count = 0
-    async with running(ours.prefill, ours.decode, theirs.server) as http:
+    async with running(*servers) as http:
+        core = min(os.sched_getaffinity(0))
+        for server in servers:
+            server.pin(core)
         for _ in range(pairs):
             both = []
             for contender in (ours, theirs):
-                found = await gaps(http, contender, prompts=prompts, each=240 * prompts)
+                found = await gaps(http, contender, prompts=prompts)
                 both.append(quantile(found, 0.99))
                 count += len(found)
             figures.append((both[0], both[1]))
     return {
-        "ratio": quantile((one / other for one, other in figures), 0.5),
+        "ratio": median(one / other for one, other in figures),
         "p99_s": figures,
         "gaps": count,
     }
@@ -134,7 +155,7 @@ async def handing_off(*, prompts: int) -> Figures:
             took_s, computed_s = (after[0] - before[0]) / 1e3, after[1] - before[1]
             shares.append({"took_s": took_s, "computed_s": computed_s})
     return {
-        "share": quantile((one["took_s"] / one["computed_s"] for one in shares), 0.5),
+        "share": median(one["took_s"] / one["computed_s"] for one in shares),
         "each": shares,
     }
 
@@ -144,10 +165,13 @@ async def starting(*, starts: int) -> Figures:
     found: Figures = {}
     for role in ("prefill", "decode"):
         process = worker(role, "smollm2")
+        cpu_s = []
         for _ in range(starts):
             async with running(process):
-                pass
-        found[role] = {"median_s": quantile(process.ready_s, 0.5), "each_s": process.ready_s}
+                cpu_s.append(sum(psutil.Process(process.pid).cpu_times()[:2]))
+        found[role] = {
+            "median_s": median(process.ready_s), "each_s": process.ready_s, "cpu_s": cpu_s,
+        }  # fmt: skip
     return found
 
 
@@ -201,10 +225,10 @@ async def main() -> int:
     held = await bench.step("private memory", holding)
     shared = await bench.step("KV hand-off", lambda: handing_off(prompts=2 if short else 10))
     decoded = await bench.step(
-        "decode", lambda: decoding(model, pairs=2 if short else 8, each=48 if short else 160)
+        "decode", lambda: decoding(model, pairs=2 if short else 8, each=48 if short else 128)
     )
     gapped = await bench.step(
-        "long prompts", lambda: arriving(model, pairs=1 if short else 5, prompts=2 if short else 4)
+        "long prompts", lambda: arriving(model, pairs=1 if short else 5, prompts=1 if short else 3)
     )
     for role, figures in started.items():
         bench.bar(
@@ -220,7 +244,7 @@ async def main() -> int:
         figures = decoded[sequences]
         bench.bar(
             f"decode at {sequences}, ratio to llama.cpp's server",
-            figures["ratio"], least, len(figures["tokens_per_s"]), least=True,
+            figures["ratio"], least, len(figures["pairs"]), least=True,
         )  # fmt: skip
     bench.bar(
         "inter-token p99 while long prompts arrive, ratio to llama.cpp's server",

@@ -75,6 +75,11 @@ class Process:
                 await asyncio.sleep(0.005)
         self.ready_s.append(time.monotonic() - begun_s)
 
+    def pin(self, core: int) -> None:
+        """Leave every thread of it one core, the same for all."""
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), {core})
+
     async def stop(self, *, kill: bool = False) -> None:
         """End it, by SIGTERM or at once."""
         if self.handle is None:
@@ -116,7 +121,8 @@ def llama_server(model: Path, *, sequences: int, context: int, threads: int) -> 
 async def running(*processes: Process) -> AsyncIterator[aiohttp.ClientSession]:
     """These processes, ready, and a client; all ended afterwards."""
     bound = aiohttp.ClientTimeout(total=REQUEST_S)
-    connector = aiohttp.TCPConnector(limit=0)
+    # No connection is kept: a server may close one just as it is used again.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=bound, connector=connector) as http:
         try:
             for process in processes:
@@ -168,13 +174,24 @@ class Pair:
     prefill: Process
     decode: Process
 
+    @property
+    def decoder(self) -> Process:
+        """The process that decodes."""
+        return self.decode
+
     async def stream(
-        self, http: aiohttp.ClientSession, prompt: list[int], tokens: int
+        self,
+        http: aiohttp.ClientSession,
+        prompt: list[int],
+        tokens: int,
+        times: list[float] | None = None,
     ) -> list[float]:
-        """One request to both sides; when each token came in."""
+        """One request to both sides; when each token came in, also in `times` as they come."""
+        times = [] if times is None else times
         body = body_of(prompt, tokens, stream=True) | meeting(self.prefill)
         first = asyncio.create_task(post(http, self.prefill.url + "/generate", body))
-        times = [at async for at in arrivals(http, self.decode.url + "/generate", body)]
+        async for at in arrivals(http, self.decode.url + "/generate", body):
+            times.append(at)
         await first
         return times
 
@@ -185,15 +202,27 @@ class Plain:
 
     server: Process
 
+    @property
+    def decoder(self) -> Process:
+        """The process that decodes."""
+        return self.server
+
     async def stream(
-        self, http: aiohttp.ClientSession, prompt: list[int], tokens: int
+        self,
+        http: aiohttp.ClientSession,
+        prompt: list[int],
+        tokens: int,
+        times: list[float] | None = None,
     ) -> list[float]:
-        """One request; when each token came in."""
+        """One request; when each token came in, also in `times` as they come."""
+        times = [] if times is None else times
         body = {"prompt": prompt, "n_predict": tokens, "stream": True, "temperature": 0.0}
         body |= {"ignore_eos": True, "cache_prompt": False, "samplers": ["top_k"], "top_k": 1}
-        times = [at async for at in arrivals(http, self.server.url + "/completion", body)]
+        async for at in arrivals(http, self.server.url + "/completion", body):
+            times.append(at)
         # The last event carries the timings and no token.
-        return times[:-1]
+        times.pop()
+        return times
 
 
 async def metric(http: aiohttp.ClientSession, process: Process, name: str) -> float:

@@ -39,8 +39,9 @@ def open_generate(worker: Host, body: GenerateBody) -> Live:
 class GenerateReply:
     """The reply so far; grows with every output, as SGLang's does (text and ids are cumulative)."""
 
-    def __init__(self, worker: Host, request: Request) -> None:
-        """Empty."""
+    def __init__(self, worker: Host, request: Request, *, texts: bool = False) -> None:
+        """Empty; `texts` gives tokens their text beside their log-probability."""
+        self._piece = worker.model.piece if texts else None
         self._request = request
         self._prefill = worker.settings.disaggregation_mode == "prefill"
         self._text = ""
@@ -69,16 +70,20 @@ class GenerateReply:
             "e2e_latency": time.monotonic() - request.arrived_s,
         }
         if request.scores is not None:
+            given, made = request.input_scores, self._scores
             meta |= {
-                "input_token_logprobs": [scoring.shown(s) for s in request.input_scores],
-                "output_token_logprobs": [scoring.shown(s) for s in self._scores],
+                "input_token_logprobs": [scoring.shown(s, self._name) for s in given],
+                "output_token_logprobs": [scoring.shown(s, self._name) for s in made],
             }
             if request.scores.top:
                 meta |= {
-                    "input_top_logprobs": [scoring.shown_top(s) for s in request.input_scores],
-                    "output_top_logprobs": [scoring.shown_top(s) for s in self._scores],
+                    "input_top_logprobs": [scoring.shown_top(s, self._name) for s in given],
+                    "output_top_logprobs": [scoring.shown_top(s, self._name) for s in made],
                 }
         return {"text": self._text, "output_ids": self._ids, "meta_info": meta}
+
+    def _name(self, token: int) -> str | None:
+        return None if self._piece is None else self._piece(token).decode("utf-8", "replace")
 
     def _reason(self) -> dict[str, object] | None:
         finish = self._finish

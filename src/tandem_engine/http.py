@@ -134,7 +134,7 @@ class Api:
     async def _generate(self, http: HttpRequest) -> Response:
         body = msgspec.json.decode(await _body(http), type=GenerateBody)
         live = self._open(open_generate, body)
-        reply = GenerateReply(self._worker, live.request)
+        reply = GenerateReply(self._worker, live.request, texts=body.return_text_in_logprobs)
         return await _respond(http, live, reply, stream=bool(body.stream))
 
     async def _chat(self, http: HttpRequest) -> Response:

@@ -4,6 +4,8 @@ For: input and output log-probabilities, and the seeded generators that let both
 draw one reproducible sequence. Not for: choosing tokens (`sampling.py`).
 """
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 
@@ -11,7 +13,9 @@ from tandem_engine.model import Logits
 from tandem_engine.request import Score
 from tandem_engine.sampling import SamplingParams, logprob_of, top_logprobs
 
-Shown = tuple[float | None, int, None]
+Shown = tuple[float | None, int, str | None]
+Names = Callable[[int], str | None]
+"""The text of a token, or None where nobody asked for it."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[tuple[float, int, list[tuple[float, int]]]] = (
     msgspec.msgpack.Decoder(tuple[float, int, list[tuple[float, int]]])
@@ -51,13 +55,13 @@ def rng_of(params: SamplingParams, position: int) -> np.random.Generator:
 _free = np.random.default_rng()
 
 
-def shown(score: Score) -> Shown:
-    """SGLang's `[log-probability, token id, text]`; the text is null unless asked for."""
-    return (score.logprob, score.token, None)
+def shown(score: Score, text: Names) -> Shown:
+    """SGLang's `[log-probability, token id, text]`."""
+    return (score.logprob, score.token, text(score.token))
 
 
-def shown_top(score: Score) -> list[Shown] | None:
+def shown_top(score: Score, text: Names) -> list[Shown] | None:
     """SGLang's list of the best tokens at one position; null where nothing was scored."""
     if score.logprob is None:
         return None
-    return [(logprob, token, None) for logprob, token in score.top]
+    return [(logprob, token, text(token)) for logprob, token in score.top]

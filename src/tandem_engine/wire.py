@@ -70,6 +70,7 @@ class GenerateBody(Bootstrapped, frozen=True, kw_only=True):
     return_logprob: bool | None = None
     logprob_start_len: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     top_logprobs_num: TopLogprobs | None = None
+    return_text_in_logprobs: bool = False
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

@@ -1,0 +1,103 @@
+"""Parameters of a generation and the shape of what comes back, as SGLang's clients rely on them."""
+
+import pytest
+
+from engine.pairs import greedy, pair
+
+PROMPT = "what is asked"
+CHAT = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, "temperature": 0}
+
+
+async def said(two, params, **more):
+    """The decode's reply to one generation."""
+    _, answer = await two.both("/generate", {"text": PROMPT, "sampling_params": params, **more})
+    return answer
+
+
+class TestSampling:
+    @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0}])
+    async def test_only_the_best_token_is_left(self, narrow):
+        """`top_k` 1, a tiny `top_p` and temperature 0 all give the greedy answer."""
+        params = {"temperature": 5.0, "max_new_tokens": 6, "ignore_eos": True} | narrow
+        async with pair() as two:
+            answer = await said(two, params)
+
+        assert answer.json["output_ids"] == greedy(PROMPT, 6)
+
+    async def test_a_stop_token_ends_and_is_named(self):
+        """`stop_token_ids` ends the request at that token and says which it was."""
+        expected = greedy(PROMPT, 6)
+        stop = next(token for at, token in enumerate(expected) if at and token not in expected[:at])
+        params = {"temperature": 0, "max_new_tokens": 6, "stop_token_ids": [stop]}
+        async with pair() as two:
+            body = (await said(two, params)).json
+
+        assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+        assert body["output_ids"] == expected[: expected.index(stop) + 1]
+
+
+class TestLogProbabilities:
+    async def test_by_default_only_the_output_is_scored(self):
+        """`logprob_start_len` -1, the default: no input scores, one entry per output token."""
+        params = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
+        async with pair() as two:
+            meta = (await said(two, params, return_logprob=True, top_logprobs_num=2)).json[
+                "meta_info"
+            ]
+        scores = meta["output_token_logprobs"]
+
+        assert meta["input_token_logprobs"] == []
+        assert [token for _, token, _ in scores] == greedy(PROMPT, 3)
+        assert [len(top) for top in meta["output_top_logprobs"]] == [2, 2, 2]
+        assert [top[0] for top in meta["output_top_logprobs"]] == scores
+
+    async def test_the_text_of_tokens_comes_when_asked_for(self):
+        """`return_text_in_logprobs` fills the third place of each entry."""
+        params = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
+        async with pair() as two:
+            body = (await said(two, params, return_logprob=True, return_text_in_logprobs=True)).json
+        texts = [text for _, _, text in body["meta_info"]["output_token_logprobs"]]
+
+        assert texts == [chr(token) for token in greedy(PROMPT, 3)]
+
+    async def test_a_stream_says_what_a_whole_reply_says(self):
+        """Text, ids and scores of the last event are those of the same request without a stream."""
+        params = {"temperature": 0, "max_new_tokens": 5, "ignore_eos": True}
+        async with pair() as two:
+            whole = (await said(two, params, return_logprob=True)).json
+            last = (await said(two, params, return_logprob=True, stream=True)).events[-1]
+
+        assert last["text"] == whole["text"]
+        assert last["output_ids"] == whole["output_ids"]
+        scores = "output_token_logprobs"
+        assert last["meta_info"][scores] == whole["meta_info"][scores]
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/chat/completions", CHAT),
+            ("/v1/completions", {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}),
+        ],
+    )
+    async def test_usage_ends_a_stream_that_asks_for_it(self, path, body):
+        """One event without choices before `[DONE]`, with the counts of a whole reply."""
+        body = body | {"ignore_eos": True}
+        asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+        async with pair() as two:
+            _, whole = await two.both(path, body)
+            _, streamed = await two.both(path, asked)
+            _, without = await two.both(path, body | {"stream": True})
+
+        usage = whole.json["usage"]
+        assert (usage["completion_tokens"], usage["total_tokens"]) == (
+            5,
+            usage["prompt_tokens"] + 5,
+        )
+        last = streamed.events[-1]
+        assert last["choices"] == []
+        assert {name: count for name, count in last["usage"].items() if isinstance(count, int)} == {
+            name: count for name, count in usage.items() if isinstance(count, int)
+        }
+        assert all("usage" not in event for event in without.events)
