@@ -9,7 +9,7 @@ from tandem_engine.config import Timeouts
 from tandem_engine.info import load_of
 
 BODY = {"text": "a prompt", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
-SHORT = Timeouts(bootstrap_s=10.0, waiting_s=0.3, heartbeat_s=0.1, health_s=5.0)
+SHORT = Timeouts(bootstrap_s=10.0, waiting_s=0.6, heartbeat_s=0.1, health_s=5.0)
 
 
 def inflight(two: Pair) -> int:
@@ -121,7 +121,7 @@ class TestLate:
     async def test_a_room_that_ends_meanwhile_does_not_take_it_back(self):
         """What was posted lands on a fence and harms nobody."""
         async with pair(timeouts=SHORT) as two:
-            two.prefill.switchboard.switch(handoff_delay_ms=500)
+            two.prefill.switchboard.switch(handoff_delay_ms=900)
             prefill, decode = await two.both("/generate", BODY)
             two.prefill.switchboard.switch(handoff_delay_ms=0)
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from engine.pairs import Pair, greedy, pair, until
+from engine.pairs import DEADLINE_S, Pair, greedy, pair
 from tandem_engine import arrivals
 from tandem_engine.config import Timeouts
 from tandem_engine.faults.corruption import CorruptionFaults
 from tandem_engine.faults.handoff import HandoffFaults
 from tandem_engine.faults.peers import PeerFaults
 
-SHORT = Timeouts(bootstrap_s=0.3, waiting_s=0.3, heartbeat_s=0.05, health_s=0.3)
+SHORT = Timeouts(bootstrap_s=0.6, waiting_s=0.6, heartbeat_s=0.2, health_s=0.6)
 PROMPTS = ["hello", "a prompt that is long enough to be kept for the next one", "and a third"]
 AMOUNTS = {
     "handoff_fails_from_tokens": 10,
@@ -74,10 +74,10 @@ async def test_off_again_everything_is_let_go_and_right(monkeypatch):
                 worker.switchboard.switch(**{name: off})
             await two.idle()
             await two.post(two.prefill, "/flush_cache", {})
-            links = two.decode.core.role._links
-            link = f"127.0.0.1:{two.prefill.settings.disaggregation_bootstrap_port}"
-            links.want(link)
-            await until(lambda: link in links._writers, two.decode)  # noqa: B023 - in its turn
+            # A link may still be made anew: what heals is the next one.
+            async with asyncio.timeout(DEADLINE_S):
+                while (await two.generate("hello", 1)).status != 200:
+                    pass
             answers = [await two.generate(prompt, 4) for prompt in PROMPTS]
 
             assert (name, [answer.status for answer in answers]) == (name, [200] * 3)

@@ -10,8 +10,8 @@ from engine.pairs import DEADLINE_S, Pair, greedy, pair, until
 from tandem_engine.config import Timeouts
 from tandem_engine.info import load_of
 
-SHORT = Timeouts(bootstrap_s=0.4, waiting_s=0.4, heartbeat_s=0.1, health_s=0.3)
-SLOW_BEAT = Timeouts(bootstrap_s=0.4, waiting_s=0.4, heartbeat_s=1.0, health_s=5.0)
+SHORT = Timeouts(bootstrap_s=0.6, waiting_s=0.6, heartbeat_s=0.1, health_s=0.3)
+SLOW_BEAT = Timeouts(bootstrap_s=0.6, waiting_s=0.6, heartbeat_s=1.0, health_s=5.0)
 BODY = {"text": "a prompt", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
 BOOTSTRAPPING, WAITING = "in KVPoll.Bootstrapping", "in KVPoll.WaitingForInput"
 
