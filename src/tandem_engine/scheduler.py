@@ -87,13 +87,16 @@ class Compute:
     """The thread that runs `Model.step` beside the scheduler's."""
 
     def __init__(
-        self, step: Callable[[list[Feed]], list[Logits]], finished: Callable[[Result], None]
+        self,
+        step: Callable[[list[Feed]], list[Logits]],
+        finished: Callable[[Result], None],
+        name: str,
     ) -> None:
         """Start the thread; `finished` is called on it with what each step gave."""
         self._step = step
         self._finished = finished
         self._work: queue.SimpleQueue[list[Feed] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def start(self, feeds: list[Feed]) -> None:
@@ -126,10 +129,12 @@ class Scheduler:
         overlap: bool,
         died: Callable[[BaseException], None],
         held: Callable[[Sequence[Feed]], str],
+        rank: str,
     ) -> None:
         """`died` is called on the scheduler's thread when the loop breaks by a bug.
 
-        `held` says whether a step must not return now: it `blocks` or `spins` until it may.
+        `held` says whether a step must not return now: it `blocks` or `spins` until it may. `rank`
+        names the thread that computes among other ranks.
         """
         self._model = model
         self._phase = phase
@@ -139,7 +144,9 @@ class Scheduler:
         self._result: Result | None = None
         self._held = held
         self._ending = threading.Event()
-        self._compute = Compute(self._forward, self._computed) if overlap else None
+        self._compute = (
+            Compute(self._forward, self._computed, f"compute{rank}") if overlap else None
+        )
         self._died = died
         self._stopping = False
         self.outputs = 0
@@ -148,7 +155,8 @@ class Scheduler:
         """Whether a step is being computed."""
         self.idle_s = 0.0
         """Time spent waiting for something to do."""
-        self._thread = threading.Thread(target=self._guarded, name="scheduler", daemon=True)
+        name = "scheduler" if overlap else f"scheduler{rank}"
+        self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the loop."""

@@ -190,6 +190,8 @@ class Worker:
             overlap=not self.settings.disable_overlap_schedule,
             died=self._died,
             held=self.switchboard.compute.held,
+            # So that a look at the stacks finds rank 0 among the others (`scheduler_TP1`, ...).
+            rank=" TP0" if self._ranks is not None else "",
         )
         role.bind(scheduler.post)
         scheduler.start()

@@ -196,6 +196,7 @@ class TestRankFaults:
 
             assert seen == [where]
             assert "Hub.all_gather (" in stacks
+            assert '"compute TP0"' in stacks
             assert load_of(two.decode).num_running_reqs == 1
             await two.restart_decode()
             assert (await two.generate("again")).json["output_ids"] == greedy("again", 4)
