@@ -6,7 +6,7 @@ from engine.pairs import DEADLINE_S, pair, until
 from tandem_engine.config import Timeouts
 from tandem_engine.info import load_of
 
-IMPATIENT = Timeouts(heartbeat_s=0.1, health_s=0.2, waiting_s=60, bootstrap_s=60)
+IMPATIENT = Timeouts(heartbeat_s=0.1, health_s=0.5, waiting_s=60, bootstrap_s=60)
 
 
 class TestHealth:

@@ -21,14 +21,15 @@ class TestExhaustion:
         async with pair(decode=SMALL, timeouts=timeouts) as two:
             decode = two.decode
             decode.switchboard.switch(kv_exhaustion="deadlocks")
-            decode.model._step_cost_s = 0.002
+            decode.model._step_cost_s = 0.004
             long = asyncio.create_task(two.generate("g" * 200, tokens=200))
             await until(lambda: load_of(decode).num_running_reqs, decode)
-            two.prefill.model._step_cost_s = 0.3
+            two.prefill.switchboard.switch(forward="blocks")  # their KV comes when it may
             asks = [
                 asyncio.create_task(two.generate(f"{n}" * 120, rid=f"held-{n}")) for n in (1, 2)
             ]
             await until(lambda: load_of(decode).queues.retracted, decode)
+            two.prefill.switchboard.switch(forward="returns")
             await until(lambda: len(decode.core.phase.arrivals.landed) == 2, decode)
             before = decode.core.scheduler.outputs
             late = asyncio.create_task(two.generate("late"))

@@ -59,14 +59,14 @@ async def tops(pid):
 
 
 async def until_stuck(worker):
-    """Wait until a step of a worker takes longer than a look at its stacks, many steps' time."""
+    """Wait until a step of a worker takes longer than three looks at the stacks."""
     scheduler = worker.core.scheduler
     async with asyncio.timeout(DEADLINE_S):
-        while True:
+        looks, before = 0, -1
+        while looks < 3:
+            looks = looks + 1 if scheduler.stepping and scheduler.outputs == before else 0
             before = scheduler.outputs
             await frames(psutil.Process().pid)
-            if scheduler.stepping and scheduler.outputs == before:
-                return
 
 
 class TestCollective:

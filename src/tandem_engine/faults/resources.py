@@ -4,12 +4,14 @@ For: the switches, their texts, and what the mechanisms remember.
 Not for: accounting (`sequences.py`, `handoffs.py`, `arrivals.py`).
 """
 
+import mmap
 from typing import Annotated, Literal
 
 import msgspec
 
 from tandem_engine.faults.family import Family, Switches, Text
 
+MEGABYTE = b"\x01" * (1 << 20)
 LEAKED_MB_MAX = 4096
 """A leak stops here: the machine belongs to others too."""
 Every = Annotated[int, msgspec.Meta(ge=0)]
@@ -67,7 +69,7 @@ class ResourceFaults(Family[ResourceSwitches]):
         super().__init__()
         self._slots = 0
         self._rooms = 0
-        self._memory: list[bytes] = []
+        self._memory: list[mmap.mmap] = []
 
     def turn(self, switches: ResourceSwitches) -> None:
         """Count anew, and give memory back when it leaks no more; slots and rooms follow."""
@@ -80,7 +82,11 @@ class ResourceFaults(Family[ResourceSwitches]):
         """A client's request holds nothing any more."""
         size_mb = self.switches.leaked_mb_per_request
         if size_mb and (len(self._memory) + 1) * size_mb <= LEAKED_MB_MAX:
-            self._memory.append(b"\x01" * (size_mb << 20))
+            # Pages of its own, so that they really go back.
+            pages = mmap.mmap(-1, size_mb << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            for _ in range(size_mb):
+                pages.write(MEGABYTE)
+            self._memory.append(pages)
 
     def leaks_slot(self) -> bool:
         """Whether the slot of a hand-off that ended well is not freed."""
