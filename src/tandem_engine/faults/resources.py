@@ -86,7 +86,8 @@ class ResourceFaults(Family[ResourceSwitches]):
             pages = mmap.mmap(-1, size_mb << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             for _ in range(size_mb):
                 pages.write(MEGABYTE)
-            self._memory.append(pages)
+            if self.switches.leaked_mb_per_request:
+                self._memory.append(pages)
 
     def leaks_slot(self) -> bool:
         """Whether the slot of a hand-off that ended well is not freed."""
