@@ -41,10 +41,6 @@ async def run(name: str, *, seed: int, json_to: str | None, tell: Tell) -> Score
             f"There is no drill named {name!r}; there are {', '.join(DRILLS)}.",
             next_step="What each rehearses: `tandem drill --list`.",
         )
-    if json_to not in (None, "-") and not Path(json_to).parent.is_dir():
-        raise ConfigError(
-            f"--json {json_to} is in no folder that exists.", next_step="Make the folder first."
-        )
     with _score_file(json_to) as file:
         result = await rehearse(drill, seed=seed, tell=tell)
         if json_to is not None:
