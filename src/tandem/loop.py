@@ -24,6 +24,9 @@ LOOK_S = 14.0
 PAUSE_S = 60.0
 """How long after a handling that broke the loop tries again; doubled each time, up to the most."""
 PAUSE_S_MAX = 3600.0
+EVIDENCE_S = 12.0
+"""How long a thing has to last before it is judged: failure modes look back ten seconds, and a
+stall that is younger than that looks to them as if it were none."""
 STALLS = ("partial-stall", "silent-stall")
 END_S = 60.0
 """How long a step under way may take to its end when the watching ends."""
@@ -142,6 +145,8 @@ class _Watcher:
     def _wants_handling(self, finding: Finding, facts: Facts) -> bool:
         """One incident per cause: a stall that grows on a path in hand is the same one."""
         if not finding.actionable or finding.subject in self.handled:
+            return False
+        if facts.now - finding.onset_at < EVIDENCE_S:
             return False
         self.handled.add(finding.subject)
         if self._taken_down(finding, facts):

@@ -30,6 +30,7 @@ from tandem.repair.waiting import to_its_end
 NEVER_DECODE_ALONE = "never restart decode alone against a prefill that keeps running"
 NEVER_INTERFERE = "start and stop nothing by hand until it ends"
 READY_TIMEOUT_S = 2.0
+STRANGER_TIMEOUT_S = 1.0
 RESTART_MARGIN_S = 45.0
 """What stopping and starting one member may take beyond its grace."""
 
@@ -117,7 +118,7 @@ async def take_down(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
     """
     _supervised(parts)
     with parts.store.lock("repair"):
-        plan = plan_take_down(parts.settings.deployment, parts.settings.policy)
+        plan = await _take_down_plan(parts, {one.name for one in _members(parts)})
         outcomes = await _carry_out(parts, plan, tell)
         if not succeeded(plan, outcomes):
             failed = next(one for one in outcomes if one.status == "failed")
@@ -126,6 +127,23 @@ async def take_down(parts: Parts, *, tell: Tell) -> tuple[Outcome, ...]:
                 next_step="End the named holder yourself and run `tandem down` again.",
             )
     return outcomes
+
+
+async def _take_down_plan(parts: Parts, names: set[str]) -> Plan:
+    """Stop these; who does not run is cleared up after, and what holds its ports only told.
+
+    That is nobody we started: waiting for it to go, or failing for its sake, would mend nothing.
+    """
+    policy = parts.settings.policy
+    plan = plan_take_down(parts.settings.deployment, policy, only=names)
+    alive = {one.name for one in _members(parts) if await _life(parts, one) is not None}
+    steps = tuple(
+        msgspec.structs.replace(step, timeout_s=STRANGER_TIMEOUT_S, on_failure="continue")
+        if step.verb == "expect-gone" and step.target not in alive
+        else step
+        for step in plan.steps
+    )
+    return msgspec.structs.replace(plan, steps=steps)
 
 
 async def restart(parts: Parts, name: str, *, why: str, force: bool, tell: Tell) -> Incarnation:
@@ -297,8 +315,7 @@ async def _carry_out(parts: Parts, plan: Plan, tell: Tell) -> tuple[Outcome, ...
 async def _put_away(parts: Parts, before: dict[str, Incarnation | None], tell: Tell) -> str:
     """Stop what this call started, and only that, in stop order; what is left of it, in words."""
     left = []
-    started = {name for name, life in before.items() if life is None}
-    plan = plan_take_down(parts.settings.deployment, parts.settings.policy, only=started)
+    plan = await _take_down_plan(parts, {name for name, life in before.items() if life is None})
     # One member that will not go must not keep the others running.
     for step in plan.steps:
         alone = msgspec.structs.replace(plan, steps=(step,))
@@ -308,7 +325,8 @@ async def _put_away(parts: Parts, before: dict[str, Incarnation | None], tell: T
             # A disk too full for the journal must not keep it running either.
             await _stop_unwritten(parts, step.target, tell)
             continue
-        left += [one.detail for one in outcomes if one.status == "failed"]
+        if not succeeded(alone, outcomes):
+            left += [one.detail for one in outcomes]
     return "; ".join(left)
 
 

@@ -20,7 +20,7 @@ def unfinished(parts: Parts) -> list[Incident]:
         one
         for one in parts.store.incidents()
         if one.seal is not None
-        and (one.state in ("repairing", "repaired") or (one.outcomes and not written(one)))
+        and (one.state == "repairing" or (one.outcomes and not written(one)))
     ]
 
 

@@ -1,6 +1,7 @@
 """`tandem.toml`: what is accepted becomes records, and every fault is named at once."""
 
 import contextlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -229,6 +230,60 @@ class TestRefused:
         path.write_bytes(content)
 
         assert "is not TOML" in refusal(path)
+
+    @pytest.mark.parametrize(
+        "content", [f"x = {'[' * 2000}{']' * 2000}", f"[verify]\nsessions = {'9' * 5000}"]
+    )
+    def test_what_python_cannot_parse_is_refused(self, write, content):
+        """Thousands of brackets or digits are refused with a sentence."""
+        assert refusal(write(f"{PAIR}\n{content}\n"))
+
+    def test_a_file_of_a_windows_editor_is_read(self, tmp_path):
+        """A byte order mark before the first line is no part of it."""
+        path = tmp_path / "tandem.toml"
+        path.write_bytes(b"\xef\xbb\xbf" + PAIR.encode())
+
+        assert load(path).deployment.of(Role.DECODE)
+
+    def test_a_proof_of_nothing_is_refused(self, write):
+        """A `[verify]` that asks for no request could never fail."""
+        assert "proves nothing" in refusal(write(f"{PAIR}\n[verify]\nsequential = 0\nsessions = 0"))
+
+    @pytest.mark.parametrize(
+        ("line", "said"),
+        [
+            (r'argv = ["a\u0000b"]', "member.prefill-0.argv"),
+            (r'cwd = "a\u0000b"', "member.prefill-0.cwd"),
+            (r'env = { A = "a\u0000b" }', "member.prefill-0.env.A"),
+            ('env = { "A=B" = "x" }', "is no name of a variable"),
+            ('env = { "" = "x" }', "is no name of a variable"),
+        ],
+    )
+    def test_what_no_process_can_be_given_is_refused(self, write, line, said):
+        """Zero characters and impossible variable names are found before a start breaks on them."""
+        key = line.partition(" ")[0]
+        lines = [one for one in PAIR.splitlines() if not one.startswith(f"{key} =")]
+        place = lines.index('name = "prefill-0"')
+
+        assert said in refusal(write("\n".join([*lines[:place], line, *lines[place:]])))
+
+    @given(
+        key=st.sampled_from(["url", "metrics_url", "engine", "cwd", "supervisor", "name"]),
+        value=st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+        | st.from_regex(r"https?://[\[\]:.0-9a-z@%/]{0,20}"),
+    )
+    def test_no_text_of_a_member_is_a_crash(self, tmp_path_factory, key, value):
+        """Whatever a member says in a text, it is accepted or refused with a sentence."""
+        path = tmp_path_factory.mktemp("toml") / "tandem.toml"
+        head, *members = PAIR.split("[[member]]\n")
+        kept = [one for one in members[0].splitlines() if not one.startswith(f"{key} =")]
+        # What JSON escapes TOML does too, but for characters outside the basic plane.
+        line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        members[0] = "\n".join([line, *kept, ""])
+        path.write_text("[[member]]\n".join([head, *members]), encoding="utf-8")
+
+        with contextlib.suppress(ConfigError):
+            load(path)
 
     @given(
         section=st.sampled_from(["policy", "detect", "probe", "watch", "evidence", "verify"]),

@@ -22,6 +22,23 @@ def going_silent(site):
     faults.silence(site.scene, 8)
 
 
+def repaired_elsewhere(site, *, turns, then=lambda: None):
+    """Let somebody hold the repair lock for the next turns; gives a list of when it was free."""
+    lock, left, free_at = site.store.lock("repair"), list(range(turns)), []
+    lock.__enter__()
+
+    def count(_):
+        if left:
+            left.pop()
+        elif not free_at:
+            free_at.append(site.clock.now())
+            lock.__exit__(None, None, None)
+            then()
+
+    site.store.before["append"] = count
+    return free_at
+
+
 class TestOneIncidentPerCause:
     """However long it lasts and whatever it grows into."""
 
@@ -62,6 +79,20 @@ class TestOneIncidentPerCause:
         await site.watch(turns=30)
 
         assert (site.kinds().count("finding"), site.kinds().count("report")) == (1, 1)
+
+    async def test_it_is_told_at_once_and_judged_when_there_is_enough_to_judge(self, site_of):
+        """A stall is evidence only once it is as old as failure modes look back."""
+        site = site_of(faults.serving)
+        going_silent(site)
+        silent_at = site.clock.now()
+        at = {}
+        for kind in ("finding", "evidence"):
+            site.when(kind, lambda kind=kind: at.update({kind: site.clock.now() - silent_at}))
+        await site.watch(until="report")
+
+        assert at["finding"] < 9.0
+        assert loop.EVIDENCE_S <= at["evidence"] < loop.EVIDENCE_S + 3.0
+        assert site.store.incidents()[0].diagnosis.verdict == "undetermined"
 
     async def test_a_second_watch_takes_over_what_was_written_down(self, site_of):
         """A watch that starts anew knows which open findings have had their incident."""
@@ -220,17 +251,23 @@ class TestOthersAtWork:
         assert site.kinds() == ["watching"]
 
     async def test_afterwards_it_judges_afresh(self, site_of):
-        """What was seen before and during that repair opens nothing; a new silence does."""
+        """A pair that is still silent is found again, but only by what was seen since."""
+        site = site_of()
+        free_at = repaired_elsewhere(site, turns=3)
+        await site.watch(until="finding")
+
+        assert site.clock.now() - free_at[0] >= site.parts.settings.detect.floor_s
+
+    async def test_what_that_repair_cured_is_no_finding(self, site_of):
+        """What was seen before and during it opens nothing; a new silence does."""
         site = site_of(policy=AUTO)
-        with site.store.lock("repair"):
-            await site.watch(turns=3)
-            faults.flow(site.scene)
-        await site.watch(turns=20)
-        calm = (site.store.open_findings(), site.store.incidents())
+        repaired_elsewhere(site, turns=3, then=lambda: faults.flow(site.scene))
+        await site.watch(turns=25)
+        calm = site.kinds()
         going_silent(site)
         await site.watch(until="finding")
 
-        assert calm == ([], [])
+        assert calm == ["watching"]
 
     async def test_a_finding_is_over_when_somebody_repairs(self, site_of):
         """What stood before is closed, so that `status` does not tell it any more."""

@@ -190,7 +190,7 @@ class TestOneIncident:
         (incident,) = site.store.incidents()
 
         assert incident.state == "closed"
-        assert "could not be written" in site.texts("failed")[0]
+        assert "is not written" in site.texts("failed")[0]
         assert site.acts().count("start prefill-0") == 1
 
     async def test_a_plan_that_cannot_be_carried_out_here_is_over(self, site_of):

@@ -4,6 +4,7 @@ import os
 import re
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -190,12 +191,21 @@ class TestFiles:
         assert (tmp_path / "INCIDENTS.md").is_symlink()
         assert "## One" in real.read_text()
 
+    @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+    def test_what_is_no_file_is_not_replaced(self, tmp_path, make):
+        """A folder, a pipe or a device named as the document is refused and stays what it is."""
+        make(tmp_path / "INCIDENTS.md")
+
+        with pytest.raises(WorldError, match="no ordinary file"):
+            publish(rendered(), settings(tmp_path, commit=False))
+        assert not (tmp_path / "INCIDENTS.md").is_file()
+
     def test_what_cannot_be_written_is_one_sentence(self, tmp_path):
-        """A document that is a folder is refused with the next step."""
-        (tmp_path / "INCIDENTS.md").mkdir()
+        """A document below a file is refused with the next step."""
+        (tmp_path / "docs").touch()
 
         with pytest.raises(WorldError, match="could not be written"):
-            publish(rendered(), settings(tmp_path, commit=False))
+            publish(rendered(), settings(tmp_path, commit=False, document="docs/INCIDENTS.md"))
 
     def test_without_a_commit_there_is_no_hash(self, tmp_path):
         """`commit = false` writes and stops."""

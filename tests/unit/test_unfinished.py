@@ -116,7 +116,8 @@ class TestResumed:
         site = await advised()
         site.scene.active = 9.0
         await killed_before(site, "Starting prefill-0")
-        site.scene.active = 1.0
+        # Long enough for the router to be seen again, with nothing in its hands.
+        site.world.ready_after_s[ROUTER] = 4.0
         await site.watch(until="report")
         (lost,) = newest(site.parts).verification.lost
 

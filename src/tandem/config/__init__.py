@@ -50,6 +50,7 @@ def load(path: Path) -> Settings:
     # A member that could not be read would show up again as a missing prefill or decode.
     faults += topology_faults(members, complete=not faults)
     faults += _scope_faults(settings["policy"])
+    faults += _proof_faults(settings["verify"])
     if faults:
         raise _refusal(path, faults)
     settings["deployment"]["members"] = [_placed(member, root) for member in members]
@@ -69,7 +70,7 @@ def _parse(path: Path) -> dict[str, object]:
                 f"{path} has more than {BYTES_MAX} bytes, so it is no tandem.toml.",
                 next_step="Name the right file.",
             )
-        return tomllib.loads(content.decode())
+        return tomllib.loads(content.decode("utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(
             f"There is no {path}.",
@@ -80,7 +81,11 @@ def _parse(path: Path) -> dict[str, object]:
             f"{path} cannot be read: {error.strerror}.",
             next_step="Make it a file this user may read.",
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(
+            f"{path} is nested too deeply to be a tandem.toml.", next_step="Name the right file."
+        ) from None
+    except ValueError as error:  # no text, no TOML, or a number of thousands of digits
         raise ConfigError(
             f"{path} is not TOML: {error}.", next_step="Correct the syntax there."
         ) from None
@@ -102,6 +107,12 @@ def _scope_faults(policy: dict[str, object]) -> Iterator[Fault]:
         elif scope not in SCOPES_AUTO:
             wrong = "is no scope of a repair"
             yield Fault("policy.auto_scopes", scope, wrong, instead(scope, SCOPES_AUTO))
+
+
+def _proof_faults(verify: dict[str, object]) -> Iterator[Fault]:
+    if verify.get("sequential") == 0 and verify.get("sessions") == 0:
+        wrong = "a proof without a request proves nothing"
+        yield Fault("verify.sequential", 0, wrong, "ask for at least one, or for one session")
 
 
 def _placed(member: Member, root: Path) -> Member:

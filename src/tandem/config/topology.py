@@ -61,6 +61,7 @@ def _member(table: MemberTable, key: str, faults: list[Fault]) -> Member:
 
 
 def _launch_faults(table: MemberTable, key: str) -> Iterator[Fault]:
+    yield from _unsayable(table, key)
     if table.supervisor == "local":
         if not table.argv:
             fix = 'add argv = ["{python}", "-m", ...]'
@@ -72,6 +73,19 @@ def _launch_faults(table: MemberTable, key: str) -> Iterator[Fault]:
             shown = None if name == "env" else value
             fix = 'add supervisor = "local", or remove the key'
             yield Fault(f"{key}.{name}", shown, "nobody starts this member", fix)
+
+
+def _unsayable(table: MemberTable, key: str) -> Iterator[Fault]:
+    """What no process can be given: its words and variables end at a zero, names at `=`."""
+    texts = [("argv", word) for word in table.argv or ()]
+    texts += [(f"env.{name}", value) for name, value in table.env.items()]
+    texts += [("cwd", table.cwd or "")]
+    for where, text in texts:
+        if "\0" in text:
+            yield Fault(f"{key}.{where}", text, "holds a zero character", "remove it")
+    for name in table.env:
+        if not name or "=" in name or "\0" in name:
+            yield Fault(f"{key}.env", name, "is no name of a variable", "use letters and `_`")
 
 
 def topology_faults(members: list[Member], *, complete: bool) -> Iterator[Fault]:
@@ -115,7 +129,7 @@ def _url_faults(member: Member) -> Iterator[Fault]:
         if url is None:
             continue
         key = f"member.{member.name}.{name}"
-        split = urlsplit(url)
+        split = _split(url)
         example = "write it as http://127.0.0.1:30000"
         if split.scheme not in ("http", "https") or _port(split) is None or not split.hostname:
             yield Fault(key, url, "must be http(s)://HOST:PORT", example)
@@ -136,10 +150,10 @@ def _endpoint_faults(members: list[Member]) -> Iterator[Fault]:
     """Two servers of one deployment cannot share a host and port."""
     users: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
     for member in members:
-        url = urlsplit(member.url)
+        url = _split(member.url)
         own = {("url", _host(url), _port(url))}
-        if member.metrics_url and urlsplit(member.metrics_url).netloc != url.netloc:
-            metrics = urlsplit(member.metrics_url)
+        metrics = _split(member.metrics_url or "")
+        if metrics.netloc and metrics.netloc != url.netloc:
             own.add(("metrics_url", _host(metrics), _port(metrics)))
         own.add(("bootstrap_port", _host(url), member.bootstrap_port))
         for key, host, port in sorted(own, key=lambda each: each[0]):
@@ -150,6 +164,14 @@ def _endpoint_faults(members: list[Member]) -> Iterator[Fault]:
             yield Fault(
                 key, port, f"this port is already that of {entries[0][0]}", "give each its own"
             )
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a URL; of what cannot be one, nothing."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
 
 
 def _host(url: SplitResult) -> str:

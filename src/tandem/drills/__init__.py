@@ -38,7 +38,8 @@ async def run(name: str, *, seed: int, json_to: str | None, tell: Tell) -> Score
     drill = DRILLS.get(name)
     if drill is None:
         raise ConfigError(
-            f"There is no drill named {name!r}.", next_step="List them: tandem drill --list."
+            f"There is no drill named {name!r}; there are {', '.join(DRILLS)}.",
+            next_step="What each rehearses: `tandem drill --list`.",
         )
     with _score_file(json_to) as file:
         result = await rehearse(drill, seed=seed, tell=tell)

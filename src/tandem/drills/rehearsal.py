@@ -13,7 +13,7 @@ from tandem.drills.drill import Drill, Scene, Tell
 from tandem.drills.score import Score, score
 from tandem.drills.traffic import ClientLog, Traffic
 from tandem.drills.workspace import Workspace
-from tandem.errors import NotProvenError, TandemError
+from tandem.errors import NotProvenError, TandemError, WorldError
 from tandem.records import Incident
 from tandem.store import Store
 
@@ -25,7 +25,8 @@ SERVED_BOUND_S = 12.0
 FOUND_BOUND_S = 45.0
 HANDLED_BOUND_S = 150.0
 STEP_S = 0.25
-SETTLED = ("closed", "failed")
+SETTLED = ("advised", "closed", "failed")
+"""States in which an incident that is written down stays: "advised" when nothing may be done."""
 
 
 @contextlib.asynccontextmanager
@@ -43,11 +44,22 @@ async def open_scene(
         await traffic.start()
         await _until_served(scene, 2 * drill.shape.sessions)
         yield scene
-    finally:
-        for one in (traffic, *scene.background):
-            await one.stop()
-        await workspace.close()
-        log.write(workspace.root / "client.jsonl")
+    except BaseException:
+        try:
+            await _put_away(scene)
+        except WorldError as left:
+            tell(str(left))  # and what went wrong first goes on
+        raise
+    else:
+        await _put_away(scene)
+
+
+async def _put_away(scene: Scene) -> None:
+    """End the clients, the watch and the deployment; raises `WorldError` when something is left."""
+    for one in (scene.traffic, *scene.background):
+        await one.stop()
+    scene.log.write(scene.workspace.root / "client.jsonl")
+    await scene.workspace.close()
 
 
 async def _until_served(scene: Scene, answers: int) -> None:
@@ -94,17 +106,20 @@ async def rehearse(
     seed: int,
     tell: Tell,
     root: Path | None = None,
+    workspace: Workspace | None = None,
     on_scene: Callable[[Scene], None] | None = None,
 ) -> Score:
     """Run one drill in a folder of its own and score it.
 
     The folder is kept when `root` is given, and when the drill breaks: the error names its logs.
+    `workspace` is another deployment than the usual one to rehearse on.
     """
     with contextlib.ExitStack() as stack:
-        if root is None:
-            root = Path(tempfile.mkdtemp(prefix=f"tandem-{drill.name}-"))
-            stack.push(functools.partial(_remove_unless_broken, root))
-        workspace = Workspace(root=root, context_length=drill.context_length)
+        if workspace is None:
+            if root is None:
+                root = Path(tempfile.mkdtemp(prefix=f"tandem-{drill.name}-"))
+                stack.push(functools.partial(_remove_unless_broken, root))
+            workspace = Workspace(root=root, context_length=drill.context_length)
         workspace.create()
         async with open_scene(workspace, drill, seed, tell) as scene:
             if on_scene is not None:

@@ -39,6 +39,12 @@ def publish(rendered: Rendered, settings: Settings, folder: Path | None = None) 
         _write(folder / "report.md", rendered.markdown.encode())
         _write(folder / "report.html", rendered.html.encode())
     path = (root / settings.report.document).resolve()
+    if path.exists() and not path.is_file():
+        # Replacing is not writing: a device would become a file, for the whole host.
+        raise WorldError(
+            f"The report is not written to {path}: it is no ordinary file.",
+            next_step="Name another `document` under [report] in tandem.toml.",
+        )
     try:
         before = path.read_bytes()
     except FileNotFoundError:

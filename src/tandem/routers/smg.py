@@ -207,7 +207,10 @@ class SmgRouter:
     async def complete(
         self, member: Member, *, prompt: str, output_tokens: int, timeout_s: float, chat: bool
     ) -> Completion:
-        """One greedy request; on timeout the connection is closed, which aborts it."""
+        """One greedy request of full length; on timeout the connection is closed, which aborts it.
+
+        `ignore_eos`: a model that has nothing to say would look like one that lost its answer.
+        """
         began = time.monotonic()
         path = "/v1/chat/completions" if chat else "/generate"
         body: dict[str, object]
@@ -217,12 +220,17 @@ class SmgRouter:
                 "messages": [{"role": "user", "content": prompt}],
                 "max_tokens": output_tokens,
                 "temperature": 0.0,
+                "ignore_eos": True,
                 "stream": False,
             }
         else:
             body = {
                 "text": prompt,
-                "sampling_params": {"max_new_tokens": output_tokens, "temperature": 0.0},
+                "sampling_params": {
+                    "max_new_tokens": output_tokens,
+                    "temperature": 0.0,
+                    "ignore_eos": True,
+                },
                 "stream": False,
             }
         left_s = max(0.001, timeout_s - (time.monotonic() - began))
