@@ -116,7 +116,9 @@ class Accounting:
     def gauges(self) -> Gauges:
         """The present numbers; read from any thread."""
         prefill, cells = self._prefill, self._model.cells
-        used = self._model.cells_used()
+        # What is kept for reuse is evictable, and SGLang calls that not used.
+        used = prefill.sequences.cells_in_use
+        kept = max(0, self._model.cells_used() - used)
         hits = list(self._hits)
         total = sum(cached + computed for cached, computed in hits)
         return Gauges(
@@ -129,7 +131,8 @@ class Accounting:
             full_token_usage=used / cells,
             num_used_tokens=used,
             kv_used_tokens=used,
-            kv_available_tokens=cells - used,
+            kv_available_tokens=cells - used - kept,
+            kv_evictable_tokens=kept,
             utilization=len(prefill.running) / self._settings.max_running_requests,
             max_total_num_tokens=cells,
         )

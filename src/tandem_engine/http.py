@@ -111,6 +111,7 @@ class Api:
             RequestError: _request_error,
             HTTPException: _http_error,
             msgspec.MsgspecError: _decode_error,
+            RecursionError: _too_deep,
             Exception: _bug,
         }
         self.app = Starlette(routes=routes, exception_handlers=handlers)
@@ -278,6 +279,10 @@ def _http_error(_http: HttpRequest, problem: HTTPException) -> Response:
 
 def _decode_error(_http: HttpRequest, problem: msgspec.MsgspecError) -> Response:
     return error(400, f"the body does not fit this route: {problem}")
+
+
+def _too_deep(_http: HttpRequest, _problem: RecursionError) -> Response:
+    return error(400, "the body is nested too deeply")
 
 
 def _bug(_http: HttpRequest, problem: Exception) -> Response:

@@ -124,6 +124,17 @@ class TestOther:
             assert answer.status == 400
             assert answer.json["error"]["message"]
 
+    @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/abort_request"])
+    async def test_a_body_nested_without_end_is_refused(self, path):
+        """Tens of thousands of brackets are a bad request, not an error of ours."""
+        body = b'{"other":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+        async with (
+            pair() as two,
+            two.http.post(two.prefill.url + path, data=body) as reply,
+        ):
+            assert reply.status == 400
+            assert (await reply.json())["error"]["message"]
+
     async def test_unknown_paths_and_methods_answer_in_json(self):
         """404 and 405 carry the same error object."""
         async with pair() as two:
