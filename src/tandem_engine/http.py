@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -112,6 +113,7 @@ class Api:
             HTTPException: _http_error,
             msgspec.MsgspecError: _decode_error,
             RecursionError: _too_deep,
+            ClientDisconnect: _left,
             Exception: _bug,
         }
         self.app = Starlette(routes=routes, exception_handlers=handlers)
@@ -283,6 +285,11 @@ def _decode_error(_http: HttpRequest, problem: msgspec.MsgspecError) -> Response
 
 def _too_deep(_http: HttpRequest, _problem: RecursionError) -> Response:
     return error(400, "the body is nested too deeply")
+
+
+def _left(_http: HttpRequest, _problem: ClientDisconnect) -> Response:
+    """Nobody reads this: a client that leaves in the middle of its body is no error of ours."""
+    return Response(status_code=CLIENT_LEFT)
 
 
 def _bug(_http: HttpRequest, problem: Exception) -> Response:

@@ -135,6 +135,23 @@ class TestOther:
             assert reply.status == 400
             assert (await reply.json())["error"]["message"]
 
+    async def test_a_client_that_leaves_in_its_body_is_no_error(self, caplog):
+        """Half a body and a closed connection leave no traceback, and nothing held."""
+        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+        async with pair() as two:
+            settings = two.prefill.settings
+            for _ in range(3):
+                _, writer = await asyncio.open_connection(settings.host, settings.port)
+                writer.write(head)
+                await writer.drain()
+                await two.prefill.turn()
+                writer.transport.abort()
+            assert (await two.generate()).status == 200
+            assert not held(two.prefill)
+
+        assert "Traceback" not in caplog.text
+        assert "Exception" not in caplog.text
+
     async def test_unknown_paths_and_methods_answer_in_json(self):
         """404 and 405 carry the same error object."""
         async with pair() as two:
