@@ -5,8 +5,10 @@ no.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,6 +25,7 @@ from tandem_engine.config import (
 )
 
 EXIT_BROKEN = 1
+FILES_MAX = 65535
 INSTALL = "pip install 'tandem-pd[engine]'"
 USAGE = """usage: python -m tandem_engine WORD [options]
 
@@ -78,6 +81,7 @@ def _serve(mode: Mode, arguments: Sequence[str]) -> int:
     settings = settings_of(mode, arguments, f"python -m tandem_engine {mode}")
     timeouts = timeouts_of()
     _allow_stacks()
+    _allow_connections()
     # The scheduler must not wait 5 ms for the GIL whenever a step returns.
     sys.setswitchinterval(0.0005)
 
@@ -123,6 +127,17 @@ def _allow_stacks() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(PR_SET_PTRACER_ANY), 0, 0, 0)
     except (OSError, AttributeError):
         return
+
+
+def _allow_connections() -> None:
+    """Take all the open files this user may have, as SGLang does.
+
+    At the soft limit accepting fails, and asyncio then writes a traceback for each try.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from tandem_engine.metrics import IDLE_GAUGES_EVERY_S, Gauges, Metrics
 from tandem_engine.model import Feed, Logits, Model
 from tandem_engine.request import Request
 from tandem_engine.scheduler import Step
+from tandem_engine.sequences import Sequences
 from tandem_engine.wire import DisaggregationLoad
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class Queues(Protocol):
     """The queues of a prefill, as the gauges count them."""
 
     running: list[Request]
+    sequences: Sequences
 
     @property
     def bootstrap(self) -> Mapping[int, Request]:
@@ -136,7 +138,9 @@ class Accounting:
     def gauges(self) -> Gauges:
         """The present numbers; read from any thread."""
         queues, cells = self._queues, self._model.cells
-        used = self._model.cells_used()
+        # What is kept for reuse is evictable, and SGLang calls that not used.
+        used = queues.sequences.cells_in_use
+        kept = max(0, self._model.cells_used() - used)
         hits = list(self._hits)
         total = sum(cached + computed for cached, computed in hits)
         return Gauges(
@@ -149,7 +153,8 @@ class Accounting:
             full_token_usage=used / cells,
             num_used_tokens=used,
             kv_used_tokens=used,
-            kv_available_tokens=cells - used,
+            kv_available_tokens=cells - used - kept,
+            kv_evictable_tokens=kept,
             utilization=-1.0,
             max_total_num_tokens=cells,
         )

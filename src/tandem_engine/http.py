@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -119,6 +120,8 @@ class Api:
             RequestError: _request_error,
             HTTPException: _http_error,
             msgspec.MsgspecError: _decode_error,
+            RecursionError: _too_deep,
+            ClientDisconnect: _left,
             Exception: _bug,
         }
         self.app = Starlette(routes=routes, exception_handlers=handlers)
@@ -284,6 +287,15 @@ def _http_error(_http: HttpRequest, problem: HTTPException) -> Response:
 
 def _decode_error(_http: HttpRequest, problem: msgspec.MsgspecError) -> Response:
     return error(400, f"the body does not fit this route: {problem}")
+
+
+def _too_deep(_http: HttpRequest, _problem: RecursionError) -> Response:
+    return error(400, "the body is nested too deeply")
+
+
+def _left(_http: HttpRequest, _problem: ClientDisconnect) -> Response:
+    """Nobody reads this: a client that leaves in the middle of its body is no error of ours."""
+    return Response(status_code=CLIENT_LEFT)
 
 
 def _bug(_http: HttpRequest, problem: Exception) -> Response:

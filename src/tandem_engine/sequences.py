@@ -52,6 +52,12 @@ class Sequences:
         return len(self._kept)
 
     @property
+    def cells_in_use(self) -> int:
+        """Cells that hold tokens of sequences in use, kept prefixes not counted; any thread."""
+        held = sum(self._model.length(sequence) for sequence in list(self._promised))
+        return min(self._model.cells_used(), held)  # a shared cell is one cell
+
+    @property
     def cells_held(self) -> int:
         """Cells in use or promised, kept prefixes included."""
         return self._model.cells_used() + self._outstanding()

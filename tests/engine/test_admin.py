@@ -200,6 +200,20 @@ class TestSteering:
 
         assert cached == [0, len(prompt) - 1, 0]
 
+    async def test_a_kept_prefix_is_not_load(self):
+        """What is kept for the next turn is evictable: an idle prefill uses nothing."""
+        async with pair() as two:
+            await two.generate("a conversation that is long enough to be kept")
+            await two.idle()
+            load = (await two.get(two.prefill, "/v1/loads")).json["loads"][0]
+            gauges = two.prefill.core.role.gauges()
+
+        assert (load["num_used_tokens"], load["token_usage"]) == (0, 0.0)
+        assert gauges.kv_evictable_tokens > 0
+        assert (
+            gauges.kv_evictable_tokens + gauges.kv_available_tokens == gauges.max_total_num_tokens
+        )
+
     async def test_a_drain_finishes_what_moves_and_refuses_the_rest(self):
         """During a clean stop running requests end well and new ones get a 503."""
         async with pair() as two:

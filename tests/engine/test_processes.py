@@ -1,6 +1,7 @@
 """Workers as processes: exit statuses, signals, and the real model's tokens through a real pair."""
 
 import asyncio
+import resource
 import signal
 import socket
 import subprocess
@@ -80,6 +81,27 @@ class TestRefusals:
 
 
 class TestLife:
+    async def test_many_connections_are_no_storm(self):
+        """A low soft limit of open files is raised: connections that stay open stop nobody."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        port = free_port()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        try:
+            process = await spawn("decode", "--model", "toy", "--port", str(port))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        async with terminated(process), aiohttp.ClientSession() as http:
+            await ready(http, f"http://127.0.0.1:{port}/health")
+            left = [await asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
+            async with http.get(f"http://127.0.0.1:{port}/health") as reply:
+                assert reply.status == 200
+            for _, writer in left:
+                writer.transport.abort()
+            process.send_signal(signal.SIGTERM)
+            code, err = await end(process)
+
+        assert (code, "Too many open files" in err) == (0, False)
+
     async def test_sigterm_ends_with_status_0_and_leaves_no_memory(self):
         """A decode that is told to end closes its segment and exits 0."""
         port = free_port()

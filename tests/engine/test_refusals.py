@@ -124,6 +124,34 @@ class TestOther:
             assert answer.status == 400
             assert answer.json["error"]["message"]
 
+    @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/abort_request"])
+    async def test_a_body_nested_without_end_is_refused(self, path):
+        """Tens of thousands of brackets are a bad request, not an error of ours."""
+        body = b'{"other":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+        async with (
+            pair() as two,
+            two.http.post(two.prefill.url + path, data=body) as reply,
+        ):
+            assert reply.status == 400
+            assert (await reply.json())["error"]["message"]
+
+    async def test_a_client_that_leaves_in_its_body_is_no_error(self, caplog):
+        """Half a body and a closed connection leave no traceback, and nothing held."""
+        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+        async with pair() as two:
+            settings = two.prefill.settings
+            for _ in range(3):
+                _, writer = await asyncio.open_connection(settings.host, settings.port)
+                writer.write(head)
+                await writer.drain()
+                await two.prefill.turn()
+                writer.transport.abort()
+            assert (await two.generate()).status == 200
+            assert not held(two.prefill)
+
+        assert "Traceback" not in caplog.text
+        assert "Exception" not in caplog.text
+
     async def test_unknown_paths_and_methods_answer_in_json(self):
         """404 and 405 carry the same error object."""
         async with pair() as two:
