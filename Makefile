@@ -16,7 +16,7 @@ FIT := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
   bench-engine bench-leak
 words: ## list the words
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
-	  awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	  awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## build .venv from requirements.lock and fetch the small model
 
