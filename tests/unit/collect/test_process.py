@@ -16,7 +16,10 @@ from tandem.records import vocabulary as v
 LISTENING = """
 import socket, subprocess, sys
 listener = socket.socket(); listener.bind(("127.0.0.1", 0)); listener.listen()
-child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+work = "import time\\nwhile time.process_time() < 0.1: pass\\nprint(flush=True); input()"
+pipe = subprocess.PIPE
+child = subprocess.Popen([sys.executable, "-c", work], stdin=pipe, stdout=pipe)
+child.stdout.readline()
 print(listener.getsockname()[1], child.pid, flush=True)
 sys.stdin.read()
 """
@@ -106,7 +109,7 @@ class TestFound:
         alone = life_of(started.child_pid)
 
         assert alone is not None
-        assert seen[v.CPU_SECONDS_TOTAL, ""].value > 0
+        assert seen[v.CPU_SECONDS_TOTAL, ""].value > 0.05
         assert seen[v.RSS_BYTES, ""].value > 8e6
 
     async def test_what_never_changes_is_told_seldom(self, started):
