@@ -7,7 +7,7 @@ that answers but makes no progress (`stall`).
 from tandem import signs
 from tandem.detect.candidate import Candidate, client, server
 from tandem.facts import Facts
-from tandem.records import Member, Role, Thresholds, Witness
+from tandem.records import Incarnation, Member, Role, Thresholds, Witness
 from tandem.records import vocabulary as v
 
 STARTING_S = 60.0
@@ -31,7 +31,7 @@ def _down(facts: Facts, member: Member, thresholds: Thresholds) -> Candidate | N
     answered_at, refusals, why = _asked(facts, member)
     gone = _gone(facts, member.name)
     life = facts.incarnation(member.name)
-    if not gone and (life is None or facts.now - life.started_at < STARTING_S):
+    if not gone and (life is None or _starts(facts, life, answered_at)):
         # Without a process in sight, silence over HTTP may be a wrong address or our own network.
         return None
     quiet_since = max(answered_at, refusals[0][0] if refusals else float("-inf"))
@@ -45,9 +45,7 @@ def _down(facts: Facts, member: Member, thresholds: Thresholds) -> Candidate | N
         witnesses = [server(statement, gone[1])]
     elif silent_s >= thresholds.down_s and len(refusals) >= 3:
         onset_at = quiet_since
-        statement = f"the process of {member.name} lives but answers nothing"
-        alive = facts.latest(member.name, v.ALIVE)
-        witnesses = [server(statement, (alive.id,) if alive else ())]
+        witnesses = [_mute(facts, member)]
     else:
         return None
     if refusals:
@@ -65,6 +63,21 @@ def _down(facts: Facts, member: Member, thresholds: Thresholds) -> Candidate | N
         summary=f"{member.name} is down: {' and '.join(one.statement for one in witnesses)}",
         witnesses=tuple(witnesses),
     )
+
+
+def _mute(facts: Facts, member: Member) -> Witness:
+    """What is seen of a process that answers nothing: somebody may hold it."""
+    stopped = signs.held_since(facts.rows(member.name, v.PROCESS_STATE), "T")
+    if stopped is not None:
+        return server(f"the process of {member.name} is stopped (state T)", (stopped.id,))
+    alive = facts.latest(member.name, v.ALIVE)
+    statement = f"the process of {member.name} lives but answers nothing"
+    return server(statement, (alive.id,) if alive else ())
+
+
+def _starts(facts: Facts, life: Incarnation, answered_at: float) -> bool:
+    """Whether a life may still be loading: it is young, and has not answered yet."""
+    return answered_at < life.started_at and facts.now - life.started_at < STARTING_S
 
 
 def _asked(facts: Facts, member: Member) -> tuple[float, list[tuple[float, int]], str]:

@@ -1,4 +1,4 @@
-"""A member whose process is gone, is a zombie, or answers nothing any more.
+"""A member whose process is gone, is a zombie, is stopped, or answers nothing any more.
 
 What you see
     Connections to one member are refused or time out; requests that need it fail or hang.
@@ -8,15 +8,16 @@ Why it is silent
     minute apart, lets clients find it first; and a zombie still has a pid.
 
 What rules it in
-    The process collector sees no process, or a zombie; HTTP is refused; the router counts the
-    worker as unhealthy.
+    The process collector sees no process, a zombie, or one in state T, which SIGSTOP or a debugger
+    holds; HTTP is refused; the router counts the worker as unhealthy.
 
 What rules it out
     Every member's process lives and its HTTP answered in the last seconds.
 
 Repair and its safety
-    Start the dead member again, and only it, unless it is a decode against a long-running prefill
-    whose engine is known to be hurt by that: then the pair. Save its log and core first.
+    A stopped member: find out who holds it, and let it go on with `kill -CONT PID`; nothing is
+    lost by that. Start a dead one again, and only it, unless it is a decode against a long-running
+    prefill whose engine is known to be hurt by that: then the pair. Save its log and core first.
 
 References
     The class process-crash of public incidents: one role exits regularly with the same native
@@ -39,7 +40,7 @@ CRASHES = ("subprocess-crashed", "out-of-memory", "cuda-error", "watchdog-timeou
 
 
 def process_gone(facts: Facts, subject: str) -> TestResult:
-    """Whether a member's process is gone or a zombie, or all of them live."""
+    """Whether a member's process is gone, a zombie or stopped, or all of them live."""
     test = "process-gone"
     members = _members(facts, subject)
     for member in members:
@@ -47,6 +48,11 @@ def process_gone(facts: Facts, subject: str) -> TestResult:
         zombie = signs.held_since(facts.rows(member.name, v.PROCESS_STATE), value="Z")
         first = zombie if gone is None else gone
         row = facts.latest(member.name, v.ALIVE if gone is not None else v.PROCESS_STATE)
+        stopped = signs.held_since(facts.rows(member.name, v.PROCESS_STATE), value="T")
+        # Decisive: the state is looked at. A tracer stops a process for a moment, so only one that
+        # stays so is held by somebody.
+        if stopped is not None and row is not None and facts.now - stopped.at >= QUIET_S:
+            return supports(test, "decisive", _held(facts, member, stopped.at), (row.id,))
         if first is None or row is None:
             continue
         lasted_s = facts.now - first.at
@@ -61,10 +67,22 @@ def process_gone(facts: Facts, subject: str) -> TestResult:
         return unknown(
             test, "decisive", "not every process was seen", "the process of every member"
         )
-    # Strong alone: a process can live and be as good as dead; its answers decide.
+    # Strong alone: a process can live and be as good as dead; its answers decide. Weak of one that
+    # gives none: that it lives is then all that is known of it.
+    mute = answers_http(facts, subject).answer == "supports"
     names = ", ".join(one.name for one in members)
     why = f"every process lives: {names}"
-    return contradicts(test, "strong", why, tuple(row.id for row in known))
+    return contradicts(test, "weak" if mute else "strong", why, tuple(row.id for row in known))
+
+
+def _held(facts: Facts, member: Member, since: float) -> str:
+    life = facts.incarnation(member.name)
+    pid = life.pid if life is not None and life.pid else "its pid"
+    lasted_s = facts.now - since
+    return (
+        f"the process of {member.name} is stopped (state T) since {clock(since)} ({lasted_s:.0f} "
+        f"s): SIGSTOP or a debugger holds it, and `kill -CONT {pid}` lets it go on"
+    )
 
 
 def answers_http(facts: Facts, subject: str) -> TestResult:
@@ -140,7 +158,8 @@ MODE = Mode(
     slug="dead-worker",
     incident_class="process-crash",
     scope="engine",
-    safety="Safe: it serves nothing. A decode alone against a running prefill: restart the pair.",
+    safety="Safe: it serves nothing; one that is stopped goes on after `kill -CONT`. "
+    "A decode alone against a running prefill: restart the pair.",
     tests=(process_gone, answers_http, router_unhealthy, died_in_its_log),
-    aliases=("crash", "process-crash", "zombie", "oom", "member-down"),
+    aliases=("crash", "process-crash", "zombie", "oom", "member-down", "stopped", "sigstop"),
 )

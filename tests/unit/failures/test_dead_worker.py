@@ -1,11 +1,23 @@
 """A member that is gone, a zombie, or mute; and members that live."""
 
+import pytest
+
 import faults
 from answers import answers, results
 from judged import facts_of, judged
 from scenes import DECODE, PREFILL, ROUTER
 from tandem.failures.dead_worker import MODE
 from tandem.records import vocabulary as v
+
+
+def paused(member, seconds):
+    """Give a scene in which a member is held in state T."""
+    scene = faults.still(faults.serving())
+    scene.engines[member].health = None
+    for _ in range(seconds):
+        scene.run(1)
+        scene.see("process", member, v.PROCESS_STATE, "T")
+    return scene
 
 
 class TestDead:
@@ -44,9 +56,25 @@ class TestDead:
         scene.see("router", ROUTER, v.WORKER_HEALTHY, value=False, label=DECODE)
         found = answers(MODE, scene)
 
-        assert found["process-gone"] == "contradicts strong"
+        assert found["process-gone"] == "contradicts weak"
         assert found["answers-http"] == "supports strong"
         assert found["router-unhealthy"] == "supports weak"
+
+    @pytest.mark.parametrize("member", [PREFILL, DECODE])
+    def test_a_stopped_process_is_the_cause_and_can_go_on(self, member):
+        """State T is seen from outside: it is confirmed, with the word that ends it."""
+        scene = paused(member, 15)
+
+        found = judged(scene)
+
+        assert (found.verdict, found.cause) == ("confirmed", "dead-worker")
+        said = results(MODE, scene, member)["process-gone"].because
+        assert "stopped (state T)" in said
+        assert "kill -CONT" in said
+
+    def test_a_process_stopped_for_a_moment_is_not(self):
+        """Whoever takes stacks stops a process for a moment: nothing is claimed."""
+        assert judged(paused(DECODE, 1)).verdict == "none"
 
     def test_its_log_supports_it(self):
         """A crash line in the log makes it likelier."""
