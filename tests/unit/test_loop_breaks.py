@@ -107,7 +107,7 @@ class TestEvidence:
             await asyncio.Event().wait()
 
         site.take_stacks_with(hanging)
-        await site.watch(until="report")
+        await site.watch(until="report", turns=20_000)  # real time passes meanwhile
         incident, facts = load_incident(site.store.folder(site.store.incidents()[0].id))
 
         assert incident.seal is not None
