@@ -36,7 +36,7 @@ class _Seen:
 
 
 class ProcessSource:
-    """One member's process and its children, by its supervisor's word, else by its listening port."""
+    """One member and its children, by its supervisor's word, else by who listens on its port."""
 
     def __init__(
         self,
