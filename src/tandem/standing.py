@@ -249,6 +249,8 @@ def _pending(
     newest = next(iter(parts.store.incidents()), None)
     if newest is None or newest.state != "advised" or newest.finding is None:
         return None
+    if parts.store.is_over(newest.finding):
+        return None
     if watched and (finding is None or finding.subject != newest.finding.subject):
         return None
     if not watched and (newest.plan is None or not newest.plan.steps):
@@ -353,8 +355,15 @@ async def _member_status(parts: Parts, member: Member) -> MemberStatus:
         state=state,
         since=life.started_at if life else None,
         incarnation=life.id if life else None,
-        detail="" if answers else f"no answer at {member.url}",
+        detail=_detail(member, answers=answers, known=life is not None),
     )
+
+
+def _detail(member: Member, *, answers: bool, known: bool) -> str:
+    if not answers:
+        return f"no answer at {member.url}"
+    # Neither `down` nor a repair can stop it.
+    return "" if known or member.supervisor == "none" else "somebody else started it"
 
 
 __all__ = ["bring_up", "restart", "status", "take_down"]

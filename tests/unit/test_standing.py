@@ -296,6 +296,32 @@ class TestStatus:
 
         assert said.state == "serving"
 
+    async def test_what_somebody_else_started_is_told(self, room, monkeypatch):
+        """A member that answers without a life of ours cannot be stopped by us: it says so."""
+        room.world.run()
+
+        async def nobody(_):
+            return None
+
+        monkeypatch.setattr(room.parts.hands.supervisors["fake"], "inspect", nobody)
+
+        said = await status(room.parts)
+
+        assert {(one.state, one.detail) for one in said.members} == {
+            ("up", "somebody else started it")
+        }
+
+    async def test_advice_about_what_has_cleared_is_over(self, room):
+        """A finding that was seen to close leaves no call to act, whoever mended it."""
+        room.world.run()
+        incident = advised(room)
+        closed = msgspec.structs.replace(incident.finding, closed_at=room.world.clock.now())
+        room.store.keep([closed])
+
+        said = await status(room.parts)
+
+        assert (said.state, said.incident) == ("unwatched", None)
+
     async def test_an_advised_repair_is_next(self, room):
         """An incident that waits for a person is the state, and its repair the next command."""
         room.world.run()

@@ -5,6 +5,7 @@ Not for: starting or stopping anything, or processes on other hosts.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class _Seen:
 
 
 class ProcessSource:
-    """One member's process and its children, by its supervisor's word or by its listening port."""
+    """One member and its children, by its supervisor's word, else by who listens on its port."""
 
     def __init__(
         self,
@@ -82,9 +83,15 @@ class ProcessSource:
 
         Raises `WorldError` where nobody can tell: a member of another host without a supervisor.
         """
-        if self._supervisor is not None:
-            return await self._supervisor.inspect(self._member)
-        return await asyncio.to_thread(self._listening_life)
+        if self._supervisor is None:
+            return await asyncio.to_thread(self._listening_life)
+        life = await self._supervisor.inspect(self._member)
+        if life is not None:
+            return life
+        # Somebody may have started it by hand: a restart that the ledger must have as well.
+        with contextlib.suppress(WorldError):
+            return await asyncio.to_thread(self._listening_life)
+        return None
 
     def _listening_life(self) -> Incarnation | None:
         known = self._seen.life

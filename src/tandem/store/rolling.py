@@ -215,6 +215,11 @@ class Store:
         with self._turn, told(self._state.path, "reading findings"):
             return self._state.open_findings()
 
+    def is_over(self, finding: Finding) -> bool:
+        """Whether a finding was seen to close."""
+        with self._turn, told(self._state.path, "reading findings"):
+            return self._state.closed(finding.id)
+
     # Incidents.
 
     def new_incident_id(self, opened_at: float, slug: str) -> str:

@@ -333,6 +333,11 @@ class State:
         rows = self._db.execute("SELECT body FROM findings WHERE closed_at IS NULL ORDER BY at, id")
         return [_finding.decode(body) for (body,) in rows]
 
+    def closed(self, finding: str) -> bool:
+        """Whether a finding is known and has closed."""
+        row = self._db.execute("SELECT closed_at FROM findings WHERE id = ?", (finding,)).fetchone()
+        return row is not None and row[0] is not None
+
     def journal(self, incident: str) -> list[str]:
         """The bodies of one journal, oldest first."""
         rows = self._db.execute(

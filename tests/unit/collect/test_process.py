@@ -124,6 +124,14 @@ class TestFound:
 
         assert told == [(True, True), (True, False), (True, True)]
 
+    async def test_who_was_started_by_hand_is_the_member(self, started):
+        """A supervisor that knows nobody does not know who started the one that listens."""
+        lives = Incarnations()
+        seen = await look(ProcessSource(started.member, Supervisor(None), lives))
+
+        assert (seen[v.ALIVE, ""].value, seen[v.PID, ""].value) == (True, started.process.pid)
+        assert lives.pid("decode-0") == started.process.pid
+
     async def test_a_supervisor_is_believed(self, started):
         """Where somebody supervises the member, its word counts."""
         life = life_of(started.process.pid)
@@ -148,6 +156,7 @@ class TestNotFound:
 
     async def test_a_supervisor_that_knows_none_says_not_alive(self, started):
         """No life is not the same as not being able to look."""
+        await started.end()
         seen = await look(ProcessSource(started.member, Supervisor(None), Incarnations()))
 
         assert seen[v.ALIVE, ""].value is False
