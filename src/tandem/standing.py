@@ -26,6 +26,7 @@ from tandem.records import (
 from tandem.records import vocabulary as v
 from tandem.repair import repair, succeeded
 from tandem.repair.waiting import to_its_end
+from tandem.unfinished import unfinished
 
 NEVER_DECODE_ALONE = "never restart decode alone against a prefill that keeps running"
 NEVER_INTERFERE = "start and stop nothing by hand until it ends"
@@ -205,6 +206,7 @@ async def status(parts: Parts) -> Status:
     watched = parts.store.holder("watch") is not None
     finding = next((one for one in parts.store.open_findings() if one.actionable), None)
     incident = _pending(parts, members, finding, watched=watched)
+    cut_short = next(iter(unfinished(parts)), None)
     since = max((one.since for one in up if one.since is not None), default=None)
     name = deployment.name
     state, summary, command = "serving", f"{name} serves and is watched", "tandem investigate"
@@ -212,6 +214,9 @@ async def status(parts: Parts) -> Status:
         # Before all else: members that are away in the middle of a repair are no call to act.
         state, summary = "repairing", f"{name} is being repaired, brought up or taken down"
         command = "tandem incidents"
+    elif cut_short is not None and not watched:
+        state, summary = "interrupted", f"the repair of {cut_short.id} was cut short"
+        command = f"tandem repair {cut_short.id} --approve"
     elif not up:
         state, summary, command = "down", f"{name} is down", "tandem up"
     elif len(up) < len(members):

@@ -10,10 +10,13 @@ from fakes import Listener, World, deployment
 from tandem.errors import NotProvenError, RefusedError, WorldError
 from tandem.parts import Parts
 from tandem.ports import Harvest
-from tandem.records import Finding, Incident, Plan, Settings, Step
+from tandem.records import Finding, Incident, Plan, Seal, Settings, Step
 from tandem.standing import bring_up, restart, status, take_down
 from tandem.store import Store
 
+SEAL = Seal(
+    path="evidence.sqlite", sha256="0", size_bytes=0, observations=0, left_out=(), sealed_at=0.0
+)
 ORDER = ["start prefill-0", "start decode-0", "start router"]
 
 
@@ -310,6 +313,21 @@ class TestStatus:
         assert {(one.state, one.detail) for one in said.members} == {
             ("up", "somebody else started it")
         }
+
+    @pytest.mark.parametrize("running", [[], ["prefill-0"], ["prefill-0", "decode-0", "router"]])
+    async def test_a_repair_that_was_cut_short_comes_first(self, room, running):
+        """Whatever runs, a repair that has no end is the state, and going on is the command."""
+        room.world.run(*running) if running else None
+        incident = msgspec.structs.replace(advised(room), seal=SEAL, state="repairing")
+        room.store.save(incident)
+
+        said = await status(room.parts)
+        with room.store.lock("watch"):
+            watched = await status(room.parts)
+
+        assert said.state == "interrupted"
+        assert said.next_command == f"tandem repair {incident.id} --approve"
+        assert watched.state != "interrupted"
 
     async def test_advice_about_what_has_cleared_is_over(self, room):
         """A finding that was seen to close leaves no call to act, whoever mended it."""

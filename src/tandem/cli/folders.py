@@ -16,6 +16,11 @@ def find_folder(which: str, config: Path | None = None) -> Path:
     """Give the folder of the incident that `which` names; raises WorldError as above."""
     if (Path(which) / RECORDS).is_file():
         return Path(which)
+    if os.sep in which:
+        raise WorldError(
+            f"{which} is no incident's folder: it has no {RECORDS}.",
+            next_step="Name the folder itself, or list those here with `tandem incidents`.",
+        )
     home = incidents_home(config)
     known = incident_folders(home)
     if which == "latest" and known:

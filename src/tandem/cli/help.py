@@ -12,9 +12,12 @@ from typer.core import TyperGroup
 from tandem.cli import complete
 from tandem.visible import one_line
 
+HUNCH_MAX = 500
+"""Characters of a hunch: it names something; a pasted log names nothing."""
+
 
 def _on_one_line(text: str | None) -> str | None:
-    return None if text is None else one_line(text)
+    return None if text is None else one_line(text)[:HUNCH_MAX]
 
 
 Config = Annotated[

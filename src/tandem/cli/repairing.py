@@ -18,19 +18,30 @@ if TYPE_CHECKING:
     from tandem.parts import Parts, Tell
 
 
+CUT_SHORT = ("repairing", "repaired")
+"""States of an incident whose repair, or its proof, began and has not ended."""
+
+
 def approved_plan(
     incident: Incident, *, approve: bool, show: Callable[[RenderableType], None], now: float
 ) -> Plan:
     """Give the plan that may run, or show the one that may not yet.
 
-    Raises WorldError when there is none; RefusedError when it ran already, has no steps, or waits
-    for a person's approval.
+    One that was cut short may run on. Raises WorldError when there is none; RefusedError when it
+    ran already, has no steps, or waits for a person's approval.
     """
     plan, command = incident.plan, f"tandem repair {incident.id} --approve"
     if plan is None:
         raise WorldError(
             f"Incident {incident.id} has no plan.", next_step="Look again: `tandem investigate`."
         )
+    if incident.state in CUT_SHORT:
+        if plan.needs_approval and not approve:
+            raise RefusedError(
+                f"The repair of {incident.id} was cut short; nothing was done now.",
+                next_step=f"Let it go on from there with `{command}`, or by `tandem watch`.",
+            )
+        return plan
     if incident.outcomes:
         raise RefusedError(
             f"Incident {incident.id} was acted on already ({incident.state}).",
@@ -65,6 +76,10 @@ async def repair_here(parts: "Parts", sealed: Sealed, tell: "Tell") -> Incident:
             f"{sealed.folder} is not an incident of {parts.settings.deployment.name}.",
             next_step="Repair it where it happened; `tandem plan` shows its plan anywhere.",
         )
+    if incident.state in CUT_SHORT:
+        from tandem.unfinished import finish
+
+        return await finish(parts, incident, tell)
     for name in await _restarted(parts, incident):
         raise RefusedError(
             f"{name} was restarted after the evidence was sealed: this plan is out of date.",

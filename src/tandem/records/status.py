@@ -18,8 +18,8 @@ class MemberStatus(Record, frozen=True, kw_only=True):
 class Status(Record, frozen=True, kw_only=True):
     """The state of a deployment in one line, and what each member does.
 
-    `state`: down, partly-down, unwatched, serving, sick, repairing. `never` is the one thing not
-    to do now.
+    `state`: down, partly-down, unwatched, serving, sick, repairing, interrupted (a
+    repair has no end). `never` is the one thing not to do now.
     """
 
     deployment: str

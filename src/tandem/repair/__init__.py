@@ -136,7 +136,7 @@ class _Run:
         except TimeoutError as late:
             raise WorldError(
                 f"The supervisor of {name} did not say within {LOOK_BOUND_S:.0f} s whether it runs",
-                next_step="See what holds it, then run `tandem repair --resume`.",
+                next_step="See what holds it, then run `tandem repair --approve`: it goes on.",
             ) from late
 
     async def _recognise_own_lives(self) -> None:

@@ -44,7 +44,12 @@ class TestFind:
         assert find_folder(str(home / FIRST)) == home / FIRST
 
     @pytest.mark.parametrize(
-        ("said", "reason"), [("2025-11-29", "2 incidents"), ("x", "No incident")]
+        ("said", "reason"),
+        [
+            ("2025-11-29", "2 incidents"),
+            ("x", "No incident"),
+            ("../below", "below is no incident's"),
+        ],
     )
     def test_what_is_not_clear_is_refused(self, home, said, reason):
         """No match and several matches are told apart."""

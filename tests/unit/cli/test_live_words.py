@@ -145,6 +145,15 @@ class TestWatch:
         assert capsys.readouterr().out.endswith("Z  half way\n")
         assert stages.asked[0][2] == {"hunch": "overlap"}
 
+    def test_a_hunch_is_one_short_line(self, stages):
+        """Whatever was pasted as a hunch, it is one line, it commands no terminal, and it ends."""
+        stages.answer("tandem.loop.watch", None)
+        assert main(["watch", "--hunch", "\x1b[31mover\nlap \udcff" + "x" * 9000]) == 0
+        hunch = stages.asked[0][2]["hunch"]
+
+        assert hunch.startswith("over lap \ufffdx")
+        assert len(hunch) == 500
+
     def test_events_are_json_lines(self, stages, capsys):
         """Under `--json` each event is one JSON object a line."""
         stages.answer("tandem.loop.watch", None)
