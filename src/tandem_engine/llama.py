@@ -105,32 +105,35 @@ class LlamaModel:
         check_feeds(self, feeds)
         if not feeds:
             return []
-        counts = [len(feed.tokens) for feed in feeds]
+        # With a stream per sequence llama.cpp computes together only what comes in rising order of
+        # neighbouring sequences, and the rest one after the other (`split_equal`, sequential).
+        order = sorted(range(len(feeds)), key=lambda at: feeds[at].sequence)
+        rising = [feeds[at] for at in order]
+        counts = [len(feed.tokens) for feed in rising]
         self._cells.check(sum(counts))
         wanted = np.zeros(sum(counts), dtype=np.int8)
         ends = np.cumsum(counts)
-        for feed, count, end in zip(feeds, counts, ends, strict=True):
+        for feed, count, end in zip(rising, counts, ends, strict=True):
             if feed.logits != "none":
                 wanted[end - (count if feed.logits == "all" else 1) : end] = 1
         self._context.decode(
-            tokens=np.concatenate([np.asarray(feed.tokens, dtype=np.int32) for feed in feeds]),
+            tokens=np.concatenate([np.asarray(feed.tokens, dtype=np.int32) for feed in rising]),
             positions=np.concatenate(
                 [
                     np.arange(feed.position, feed.position + count, dtype=np.int32)
-                    for feed, count in zip(feeds, counts, strict=True)
+                    for feed, count in zip(rising, counts, strict=True)
                 ]
             ),
             sequences=np.repeat(
-                np.array([feed.sequence for feed in feeds], dtype=np.int32), counts
+                np.array([feed.sequence for feed in rising], dtype=np.int32), counts
             ),
             wanted=wanted,
         )
-        for feed, count in zip(feeds, counts, strict=True):
+        found: dict[int, Logits] = {}
+        for at, feed, count, end in zip(order, rising, counts, ends.tolist(), strict=True):
             self._cells.take(feed.sequence, count)
-        return [
-            self._rows(range(end - count, end), wanted)
-            for count, end in zip(counts, ends.tolist(), strict=True)
-        ]
+            found[at] = self._rows(range(end - count, end), wanted)
+        return [found[at] for at in range(len(feeds))]
 
     def length(self, sequence: int) -> int:
         """Tokens held by a sequence."""

@@ -5,6 +5,7 @@ off (least recently used goes first), and the promise that what was admitted wil
 something is admitted (`prefill.py`, `decode.py`).
 """
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class Sequences:
         self._poisoned = poisoned
         self._model = model
         self._keep = min(keep, model.sequences_max - 1)
-        self._free = list(range(model.sequences_max - 1, -1, -1))
+        # The lowest first: what runs together stays side by side, which `step` is fastest over.
+        self._free = list(range(model.sequences_max))
         self._kept: OrderedDict[int, list[int]] = OrderedDict()
         self._promised: dict[int, int] = {}
 
@@ -88,7 +90,7 @@ class Sequences:
                 self._evict(sparing=source if len(self._kept) > 1 else -1)
             if source not in self._kept:
                 source, common = -1, 0
-            held = Held(self._free.pop(), common)
+            held = Held(heapq.heappop(self._free), common)
             if common:
                 self._model.copy_prefix(source, held.sequence, common)
         self._promised[held.sequence] = tokens
@@ -121,7 +123,7 @@ class Sequences:
                 self._evict()
             return
         self._model.drop(sequence)
-        self._free.append(sequence)
+        heapq.heappush(self._free, sequence)
 
     def flush(self) -> int:
         """Drop every kept prefix; how many there were."""
@@ -162,7 +164,7 @@ class Sequences:
     def _drop(self, sequence: int) -> None:
         del self._kept[sequence]
         self._model.drop(sequence)
-        self._free.append(sequence)
+        heapq.heappush(self._free, sequence)
 
 
 def _common(left: Sequence[int], right: Sequence[int], limit: int) -> int:

@@ -232,6 +232,24 @@ class TestStep:
 
         np.testing.assert_array_equal(alone, beside)
 
+    def test_the_order_of_a_batch_is_the_callers(self, prefill, prompt):
+        """Feeds come in any order of sequences and lengths, and each gets its own rows back."""
+        feeds = [
+            Feed(2, prompt[:7], 0, "last"),
+            Feed(0, prompt[7:29], 0, "all"),
+            Feed(3, prompt[30:31], 0, "none"),
+            Feed(1, prompt[31:60], 0, "last"),
+        ]
+        mixed = prefill.step(feeds)
+        lengths = [prefill.length(sequence) for sequence in range(4)]
+        for sequence in range(4):
+            prefill.drop(sequence)
+        alone = [prefill.step([one])[0] for one in feeds]
+
+        assert lengths == [22, 29, 7, 1]
+        for together, separate in zip(mixed, alone, strict=True):
+            np.testing.assert_array_equal(together, separate)
+
     def test_logits_come_where_asked(self, prefill, prompt):
         """None, the last or all rows come back; they agree and belong to the caller."""
         nothing, last, every = prefill.step(

@@ -71,6 +71,17 @@ class TestReuse:
 
 
 class TestPromises:
+    def test_the_lowest_free_sequence_is_taken(self):
+        """What runs together stays side by side, whatever order things ended in."""
+        model = ToyModel(context_length=128, sequences_max=4, cells=256)
+        sequences = Sequences(model, keep=0)
+        taken = [sequences.acquire((), 4).sequence for _ in range(4)]
+        for gone in (1, 3, 0):
+            sequences.release(gone)
+
+        assert taken == [0, 1, 2, 3]
+        assert [sequences.acquire((), 4).sequence for _ in range(3)] == [0, 1, 3]
+
     def test_what_does_not_fit_is_not_admitted(self):
         """Promises are kept against each other, not against what is computed so far."""
         _, sequences = small(count=4, cells=100)
