@@ -13,7 +13,7 @@ PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
 FIT := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
 .PHONY: words setup demo check lint types imports format test drill lock clean \
-  bench-engine bench-leak
+  bench-engine bench-leak bench-scan
 words: ## list the words
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 	  awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -31,6 +31,9 @@ bench-engine: $(STAMP) ## speed and size against llama.cpp's own server; QUICK=1
 
 bench-leak: $(STAMP) ## 53,000 requests, and nothing may be kept; QUICK=1 for 4 minutes
 	@$(BIN)/python benchmarks/leak.py
+
+bench-scan: $(STAMP) ## the metrics scanner against prometheus_client; QUICK=1 is shorter
+	@$(BIN)/python benchmarks/scan.py
 
 test: check ## the checks, then every test
 	@$(BIN)/python -m pytest $(ARGS)

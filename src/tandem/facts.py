@@ -157,12 +157,24 @@ class Facts:
         samples = self.numbers(subject, name, label)
         if len(samples) < 2:
             return None
-        first_equal = samples[-1]
+        first_equal = self.changed(subject, name, label) or samples[-1]
+        return Reading(samples[-1].at - first_equal.at, (first_equal.id, samples[-1].id))
+
+    def changed(
+        self, subject: str, name: str, label: str = "", *, source: str | None = None
+    ) -> Sample | None:
+        """The look at which a number took the value that it still had when last seen.
+
+        That is since when a gauge reads as it does. The oldest sample when it never changed since;
+        None when it was never seen. That it stands still says nothing where it may be frozen.
+        """
+        samples = self.numbers(subject, name, label, source=source)
+        found = samples[-1] if samples else None
         for sample in reversed(samples):
             if sample.value != samples[-1].value:
                 break
-            first_equal = sample
-        return Reading(samples[-1].at - first_equal.at, (first_equal.id, samples[-1].id))
+            found = sample
+        return found
 
     def growth(
         self, subject: str, name: str, label: str = "", *, since: float | None = None

@@ -13,7 +13,9 @@ from urllib.parse import urlsplit
 import aiohttp
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
-"""More than any page or reply we ask for; a longer one is refused, not kept."""
+"""More than any reply we ask for; a longer one is refused, not kept."""
+PAGE_BYTES_MAX = 8 * 1024 * 1024
+"""Of a metrics page, which is read once a second; what stands beyond is named missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Fetched:
     refused: bool = False
     """Nobody listens there: a definite answer, unlike silence."""
     timed_out: bool = False
+    cut: bool = False
+    """There was more than `body`: its beginning was asked for, up to a bound."""
 
     @property
     def ok(self) -> bool:
@@ -56,8 +60,13 @@ async def fetch(
     timeout_s: float,
     json: Mapping[str, object] | None = None,
     body_bytes_max: int = BODY_BYTES_MAX,
+    cut: bool = False,
 ) -> Fetched:
-    """GET a URL, or POST it when `json` is given; bounded in time and size."""
+    """GET a URL, or POST it when `json` is given; bounded in time and size.
+
+    A longer body is refused, or with `cut` read to the bound. What is compressed is bounded as it
+    comes out.
+    """
     began = time.monotonic()
 
     def unanswered(problem: str, *, refused: bool = False, timed_out: bool = False) -> Fetched:
@@ -74,8 +83,12 @@ async def fetch(
             body = bytearray()
             async for chunk in response.content.iter_chunked(1 << 18):
                 body += chunk
-                if len(body) > body_bytes_max:
+                if len(body) <= body_bytes_max:
+                    continue
+                if not cut:
                     return unanswered(f"sent more than {body_bytes_max} bytes")
+                read = bytes(body[:body_bytes_max])
+                return Fetched(response.status, read, time.monotonic() - began, cut=True)
             return Fetched(response.status, bytes(body), time.monotonic() - began)
     except TimeoutError:
         return unanswered(f"no answer within {timeout_s:g} s", timed_out=True)
@@ -113,4 +126,4 @@ def address(url: str) -> str:
     return f"{parts.scheme.lower()}://{host}:{port or (443 if parts.scheme == 'https' else 80)}"
 
 
-__all__ = ["Fetched", "address", "cancelled", "fetch", "host_of", "session"]
+__all__ = ["PAGE_BYTES_MAX", "Fetched", "address", "cancelled", "fetch", "host_of", "session"]

@@ -16,6 +16,8 @@ from tandem.records import vocabulary as v
 
 FRESH_S = 15.0
 """What was last seen longer ago than this says nothing of the moment of the stop."""
+LIVE = "loads"
+"""The source whose queue counts do not freeze: a gauge that stood still counts nobody."""
 
 QUEUES = {
     Role.PREFILL: (
@@ -99,7 +101,9 @@ def _where(facts: Facts, engines: Sequence[Member]) -> str:
 
 
 def _held(facts: Facts, member: Member) -> list[tuple[int, str]]:
-    counted = [(_number(facts, member.name, name), what) for name, what in QUEUES[member.role]]
+    counted = [
+        (_number(facts, member.name, name, source=LIVE), what) for name, what in QUEUES[member.role]
+    ]
     return [(count, what) for count, what in counted if count]
 
 
@@ -120,8 +124,10 @@ def _probes(count: int) -> str:
     return "probe" if count == 1 else "probes"
 
 
-def _number(facts: Facts, subject: str, name: str, label: str = "") -> int | None:
-    samples = facts.numbers(subject, name, label, since=facts.now - FRESH_S)
+def _number(
+    facts: Facts, subject: str, name: str, label: str = "", *, source: str | None = None
+) -> int | None:
+    samples = facts.numbers(subject, name, label, since=facts.now - FRESH_S, source=source)
     return int(samples[-1].value) if samples else None
 
 

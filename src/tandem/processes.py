@@ -12,10 +12,31 @@ from typing import NamedTuple
 
 import psutil
 
+from tandem.errors import WorldError
 from tandem.records import Incarnation
 
 GONE = (psutil.NoSuchProcess, psutil.ZombieProcess)
 """A zombie holds nothing but its number: for us it is gone."""
+
+
+STATES = {
+    psutil.STATUS_RUNNING: "R",
+    psutil.STATUS_SLEEPING: "S",
+    psutil.STATUS_DISK_SLEEP: "D",
+    psutil.STATUS_STOPPED: "T",
+    psutil.STATUS_TRACING_STOP: "T",
+    psutil.STATUS_ZOMBIE: "Z",
+    psutil.STATUS_DEAD: "Z",
+    psutil.STATUS_IDLE: "S",
+    psutil.STATUS_WAKING: "R",
+}
+"""What the kernel calls a state: the letter that `ps` shows."""
+HELD = {
+    "D": "waits for a device or a disk (state D)",
+    "T": "is stopped (state T)",
+    "Z": "has ended and nobody reaped it (state Z)",
+}
+"""The states in which a process cannot serve, in words."""
 
 
 class Holder(NamedTuple):
@@ -45,6 +66,42 @@ def life_of(pid: int) -> Incarnation | None:
     except GONE:
         return None
     return Incarnation(id=f"{pid}:{_start_ticks(pid, started_at)}", started_at=started_at, pid=pid)
+
+
+def state_of(pid: int) -> str | None:
+    """The letter of a process's state (R S D T Z); None when it is gone or not ours to see."""
+    try:
+        return STATES.get(psutil.Process(pid).status(), "R")
+    except psutil.Error:
+        return None
+
+
+def listening_life(host: str, port: int) -> Incarnation | None:
+    """The life that listens on a port of this host; None when nobody does.
+
+    Raises `WorldError` where that cannot be seen: another host, another user's process.
+    """
+    if not is_here(host):
+        raise WorldError(
+            f"{host} is another host.",
+            next_step="Run Tandem there, or give the member a supervisor.",
+        )
+    found = holders({port})
+    if found and all(holder.pid is None for holder in found):
+        raise WorldError(
+            f"Port {port} is held by another user's process.",
+            next_step="Run Tandem as that user, or as root.",
+        )
+    pids = [holder.pid for holder in found if holder.pid is not None]
+    return life_of(min(pids)) if pids else None
+
+
+def is_here(host: str) -> bool:
+    """Whether an address is one of this host's."""
+    if host in ("localhost", "::1", "0.0.0.0") or host.startswith("127."):  # noqa: S104 - compared
+        return True
+    ours = {link.address for links in psutil.net_if_addrs().values() for link in links}
+    return host in ours
 
 
 def _start_ticks(pid: int, started_at: float) -> int:

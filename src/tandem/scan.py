@@ -1,8 +1,8 @@
 """The selective scanner of Prometheus text pages: only the wanted samples, and never an exception.
 
 For: reading a handful of series from pages of hundreds of kilobytes once a second (adapters).
-Not for: judging a page; what cannot be read is left out. The official `prometheus_client` parser is
-the oracle in the tests. Both text formats are understood (an exemplar is ignored).
+Not for: judging a page; what cannot be read is left out. The official `prometheus_client` parsers
+are the oracle in the tests. Both text formats are understood (an exemplar is ignored).
 """
 
 import math
@@ -13,12 +13,16 @@ from typing import NamedTuple
 
 LABEL_SETS_MAX = 4096
 """Parsed label sets remembered between pages; they repeat from scrape to scrape."""
+LABEL_SET_BYTES_MAX = 2048
+"""A longer one is parsed anew each time: what is remembered stays within 8 MB a scanner."""
 
 _LABEL = re.compile(
-    rb'[ \t,]*"?([^\s"{}=,]+)"?[ \t]*=[ \t]*"([^"\\\n]*(?:\\.[^"\\\n]*)*)"[ \t]*(?=[,}])'
+    rb'[ \t,]*"?([^\s"{}=,]+)"?[ \t]*=[ \t]*"([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)"[ \t]*(?=[,}])'
 )
 _LABELS_END = re.compile(rb"[ \t,]*\}")
 _ESCAPE = re.compile(r'\\([\\n"])')
+_NAME = re.compile(rb"[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)")
+_PART = re.compile(r"_(?:bucket|sum|count|total|created)$")
 
 
 class Sample(NamedTuple):
@@ -55,6 +59,18 @@ class Scanner:
                 found.append(Sample(name.decode(), *read))
         return found
 
+    def scan_cut(self, page: bytes) -> list[Sample]:
+        """The wanted samples of a page that goes on beyond these bytes.
+
+        The family in which it ends is left out whole: a sum over some of its samples would be a
+        wrong number. Where a family stands in two places only its end is known to be missing.
+        """
+        whole = page[: page.rfind(b"\n") + 1]
+        families = {
+            _family(line) for line in (whole.rstrip(b"\n").rpartition(b"\n")[2], page[len(whole) :])
+        }
+        return [one for one in self.scan(whole) if _PART.sub("", one.name) not in families]
+
     def _read(self, rest: bytes) -> tuple[Mapping[str, str], float] | None:
         """Labels and value of what follows the name; None when the line says neither."""
         labels: Mapping[str, str] = {}
@@ -82,10 +98,17 @@ class Scanner:
             known = _parse_labels(text)
             if known is None:
                 return None
-            if len(self._known) >= LABEL_SETS_MAX:
-                self._known.clear()
-            self._known[key] = known
+            if len(key) <= LABEL_SET_BYTES_MAX:
+                if len(self._known) >= LABEL_SETS_MAX:
+                    self._known.clear()
+                self._known[key] = known
         return known
+
+
+def _family(line: bytes) -> str:
+    """The family a line speaks of; empty when it is a comment or nothing."""
+    name = _NAME.match(line)
+    return "" if name is None else _PART.sub("", name[1].decode())
 
 
 def _parse_labels(text: bytes) -> tuple[dict[str, str], int] | None:

@@ -4,14 +4,19 @@ For: the words `up`, `down`, `restart`, `status`. Not for: the loop (`loop.py`).
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
+import psutil
 
+from tandem import signs
 from tandem.errors import NotProvenError, RefusedError, WorldError
+from tandem.fetch import host_of
 from tandem.parts import STANDING, Parts, Tell, look, look_back, say
 from tandem.plan import bring_up as plan_bring_up
 from tandem.plan import take_down as plan_take_down
+from tandem.processes import listening_life, state_of
 from tandem.records import (
     Finding,
     Incarnation,
@@ -351,17 +356,38 @@ async def _answers(parts: Parts, member: Member) -> bool:
 
 
 async def _member_status(parts: Parts, member: Member) -> MemberStatus:
-    life = await _life(parts, member)
-    answers = await _answers(parts, member)
+    ours, answers = await _life(parts, member), await _answers(parts, member)
+    life = ours or await asyncio.to_thread(_by_hand, member)
     state = "up" if answers else ("unreachable" if life else "down")
+    process = state_of(life.pid) if life is not None and life.pid is not None else None
     return MemberStatus(
         name=member.name,
         role=member.role.value,
         state=state,
         since=life.started_at if life else None,
         incarnation=life.id if life else None,
-        detail=_detail(member, answers=answers, known=life is not None),
+        process=process,
+        process_since=_process_since(parts, member, life, process),
+        detail=_detail(member, answers=answers, known=ours is not None),
     )
+
+
+def _by_hand(member: Member) -> Incarnation | None:
+    """The life of a member that somebody else started: who listens on its port."""
+    with contextlib.suppress(WorldError, OSError, psutil.Error):
+        return listening_life(host_of(member.url), int(member.url.rpartition(":")[2]))
+    return None
+
+
+def _process_since(
+    parts: Parts, member: Member, life: Incarnation | None, process: str | None
+) -> float | None:
+    """Since when a process has been in its state, as far as a watch has seen it."""
+    if life is None or process is None:
+        return None
+    rows = look_back(parts).rows(member.name, v.PROCESS_STATE)
+    first = signs.held_since([row for row in rows if row.incarnation == life.id], process)
+    return None if first is None else first.at
 
 
 def _detail(member: Member, *, answers: bool, known: bool) -> str:

@@ -76,7 +76,7 @@ def found(kind="silent-stall", subject=CELL, *, actionable=True):
 def seen(subject, name, value, *, at=NOW - 1, number=0, incarnation=None, missing=None):
     """One observation."""
     return Observation(
-        source="test",
+        source="loads",
         subject=subject,
         name=name,
         value=value,

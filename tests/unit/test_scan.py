@@ -1,8 +1,14 @@
 """The selective scanner reads what the official parser reads, and survives what it does not."""
 
+import contextlib
+import gzip
 import math
+import time
+import tracemalloc
+import zlib
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import (
@@ -10,7 +16,8 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.scan import Sample, Scanner, quantile, total
+from tandem import fetch
+from tandem.scan import LABEL_SET_BYTES_MAX, Sample, Scanner, quantile, total
 
 WANTED = ("a:reqs", "a:reqs_total", "b_seconds_sum", "b_seconds_count", "b_seconds_bucket", "c")
 NAMES = (*WANTED, "a:req", "a:reqs_totals", "b_seconds", "cc", "d", "a")
@@ -19,10 +26,31 @@ names = st.sampled_from(NAMES)
 label_names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True).filter(
     lambda name: not name.startswith("__")
 )
-label_values = st.text(
-    st.characters(codec="utf-8", exclude_characters="\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"),
-    max_size=12,
-) | st.sampled_from(["}", "{", '"', "\\", "\n", " # {", 'a="b",', "\\n", '\\"', "le"])
+hostile = st.sampled_from(
+    [
+        "}",
+        "{",
+        '"',
+        "\\",
+        "\n",
+        " # {",
+        'a="b",',
+        "\\n",
+        '\\"',
+        "le",
+        "}} 1",
+        "\n# EOF\n",
+        "\u00e9\U0001f525",
+    ]
+)
+label_values = (
+    st.text(
+        st.characters(codec="utf-8", exclude_characters="\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"),
+        max_size=12,
+    )
+    | hostile
+    | st.lists(hostile, max_size=4).map("".join)
+)
 values = st.floats(allow_nan=True, allow_infinity=True) | st.integers(-(2**70), 2**70)
 spaces = st.text(" \t", max_size=2)
 gaps = st.text(" \t", min_size=1, max_size=1)
@@ -48,6 +76,29 @@ def lines(draw):
     lead, gap = draw(spaces), draw(gaps)
     return f"{lead}{draw(names)}{braces}{gap}{shown(draw(values))}{stamp}"
 
+
+@st.composite
+def metrics_lines(draw):
+    """One family of the OpenMetrics format, as its parser accepts it: exemplars and timestamps."""
+    labels = draw(st.dictionaries(label_names.filter(lambda name: name != "le"), label_values,
+                                  max_size=2))  # fmt: skip
+    inside = ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
+    braces = f"{{{inside}}}" if inside else ""
+    kind, name = draw(st.sampled_from([("gauge", "c"), ("counter", "a:reqs"), ("gauge", "d")]))
+    amount = draw(st.integers(0, 2**40))
+    stamp = draw(st.sampled_from(["", " 1700000000.5"]))
+    if kind == "gauge":
+        number = draw(st.sampled_from(["NaN", "+Inf", "-Inf", str(amount)]))
+        return name, f"# TYPE {name} gauge\n{name}{braces} {number}{stamp}\n"
+    # The official parser cannot read quotes within an exemplar.
+    traced = draw(st.text("ab{}#,= \u00e9", max_size=8))
+    exemplar = draw(st.sampled_from(["", f' # {{trace_id="{traced}"}} 0.5', " # {} 1 1700000000"]))
+    return name, f"# TYPE {name} counter\n{name}_total{braces} {amount}{stamp}{exemplar}\n"
+
+
+metrics_pages = st.lists(metrics_lines(), max_size=3, unique_by=lambda pair: pair[0]).map(
+    lambda families: "".join(text for _, text in families) + "# EOF\n"
+)
 
 noise = st.sampled_from(["", "# a comment", "# HELP c what c is", "# EOF", "#c 1"])
 pages = st.lists(lines() | noise, max_size=12).map(lambda rows: "".join(f"{r}\n" for r in rows))
@@ -96,6 +147,61 @@ class TestScanner:
 
         assert [Sample("x", {"a": "1"}, 2.0)] == scanner.scan(b'x{a="1"} 2\n')
 
+    @given(metrics_pages)
+    def test_it_reads_what_the_official_openmetrics_parser_reads(self, page):
+        """Exemplars, timestamps and `# EOF` change nothing of a sample."""
+        found = [one for family in openmetrics_families(page) for one in family.samples]
+
+        assert same([one for one in found if one.name in WANTED]) == same(
+            Scanner(WANTED).scan(page.encode())
+        )
+
+    @given(pages, st.integers(2, 5))
+    def test_a_series_that_stands_twice_is_found_twice_and_counts_once(self, page, times):
+        """Duplicates are what the official parser makes of them; a total is that of one page."""
+        twice = Scanner(WANTED).scan((page * times).encode())
+        once = Scanner(WANTED).scan(page.encode())
+
+        assert same(official(page * times)) == same(twice)
+        assert [total(once, name) for name in WANTED] == [total(twice, name) for name in WANTED]
+
+    @given(pages, st.data())
+    def test_of_a_page_that_goes_on_no_family_is_read_in_part(self, page, data):
+        """Whatever is found for a name before the cut is all that the whole page has of it."""
+        families = sorted(
+            page.splitlines(keepends=True), key=lambda line: line.split("{")[0].split()
+        )
+        raw = "".join(families).encode()
+        cut = Scanner(WANTED).scan_cut(raw[: data.draw(st.integers(0, len(raw)))])
+        found = {one.name for one in cut}
+        whole = [one for one in Scanner(WANTED).scan(raw) if one.name in found]
+
+        assert same(whole) == same(cut)
+
+    @pytest.mark.parametrize("value", ["x" * 1_000_000, '\\\\\\"\\n' * 170_000, "}" * 1_000_000])
+    def test_a_label_value_of_a_megabyte_is_read_and_not_remembered(self, value):
+        """It costs its own length once, and nothing stays of it."""
+        scanner = Scanner(["x"])
+        page = f'x{{a="{value}"}} 1\nx{{a="2"}} 2\n'
+        found = scanner.scan(page.encode())
+
+        assert same(found) == same(
+            [one for family in text_string_to_metric_families(page) for one in family.samples]
+        )
+        assert max(map(len, scanner._known)) <= LABEL_SET_BYTES_MAX
+
+    @pytest.mark.parametrize(
+        "line",
+        ['x{a="' + "\\\\" * 300_000, 'x{a="' + '\\"' * 300_000 + "} 1", "x" + " " * 600_000 + "{"],
+    )
+    def test_a_hostile_line_costs_its_length(self, line):
+        """A label that never ends is given up once, not once for each of its characters."""
+        began = time.process_time()
+        found = Scanner(["x"]).scan(f"{line}\nx 1\n".encode())
+
+        assert [one for one in found if not one.labels] == [Sample("x", {}, 1.0)]
+        assert time.process_time() - began < 5.0
+
     def test_openmetrics_with_exemplars_reads_the_same(self):
         """An exemplar after a value is no part of it; the OpenMetrics parser agrees."""
         page = (
@@ -120,6 +226,57 @@ class TestScanner:
     def test_carriage_returns_do_not_hide_a_line(self):
         """A page with Windows line ends reads like any other."""
         assert [Sample("x", {}, 1.0)] == Scanner(["x"]).scan(b"x 1\r\ny 2\r\n")
+
+
+@contextlib.asynccontextmanager
+async def served(body, **headers):
+    """An HTTP server with one page; its URL."""
+
+    async def answer(_request):
+        return web.Response(body=body, headers=headers)
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/metrics"
+    finally:
+        await runner.cleanup()
+
+
+class TestWire:
+    """Pages as they come."""
+
+    @pytest.mark.parametrize(
+        ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+    )
+    async def test_a_compressed_page_reads_like_a_plain_one(self, encoding, pack):
+        """Servers may compress what they are asked for."""
+        page = b'x{a="1"} 1\n' * 5000
+        async with (
+            served(pack(page), **{"Content-Encoding": encoding}) as url,
+            fetch.session() as http,
+        ):
+            got = await fetch.fetch(http, url, timeout_s=5.0)
+
+        assert (got.ok, got.body) == (True, page)
+
+    async def test_a_page_that_unpacks_without_end_is_read_to_the_bound(self):
+        """A small body that would fill the memory costs the bound, and says that it was cut."""
+        bomb = gzip.compress(b'x{a="1"} 1\n' * 20_000_000, compresslevel=1)
+        bound = 1_000_000
+        async with served(bomb, **{"Content-Encoding": "gzip"}) as url, fetch.session() as http:
+            tracemalloc.start()
+            try:
+                got = await fetch.fetch(http, url, timeout_s=10.0, body_bytes_max=bound, cut=True)
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+
+        assert (got.ok, got.cut, len(got.body)) == (True, True, bound)
+        assert peak < 16_000_000
 
 
 class TestTotal:

@@ -1,16 +1,24 @@
 """Up, down, restart and status over a deployment that exists only in memory."""
 
+import asyncio
 import contextlib
+import dataclasses
+import os
+import signal
+from subprocess import DEVNULL
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from children import answers, member_of, until
 from fakes import Listener, World, deployment
 from tandem.errors import NotProvenError, RefusedError, WorldError
 from tandem.parts import Parts
 from tandem.ports import Harvest
-from tandem.records import Finding, Incident, Plan, Seal, Settings, Step
+from tandem.processes import life_of, state_of
+from tandem.records import Finding, Incident, Observation, Plan, Seal, Settings, Step
+from tandem.records import vocabulary as v
 from tandem.standing import bring_up, restart, status, take_down
 from tandem.store import Store
 
@@ -313,6 +321,36 @@ class TestStatus:
         assert {(one.state, one.detail) for one in said.members} == {
             ("up", "somebody else started it")
         }
+
+    async def test_what_was_started_by_hand_shows_its_life_and_its_state(self, room, tmp_path):
+        """A process nobody supervises is found by its port, and that it is stopped is told."""
+        member = member_of(tmp_path, port=None)
+        process = await asyncio.create_subprocess_exec(*member.launch.argv, stdout=DEVNULL)
+        try:
+            await until(lambda: answers(member))
+            mine = msgspec.structs.replace(member, supervisor="none", launch=None, name="decode-0")
+            others = [
+                one for one in room.parts.settings.deployment.members if one.name != mine.name
+            ]
+            seen = msgspec.structs.replace(room.parts.settings.deployment, members=(mine, *others))
+            settings = msgspec.structs.replace(room.settings, deployment=seen)
+            parts = dataclasses.replace(room.parts, settings=settings)
+            os.kill(process.pid, signal.SIGSTOP)
+            await until(lambda: state_of(process.pid) == "T")
+            life = life_of(process.pid)
+            for at in (10.0, 5.0):
+                row = Observation(
+                    source="process", subject="decode-0", name=v.PROCESS_STATE, value="T",
+                    at=room.world.clock.now() - at, incarnation=life.id,
+                )  # fmt: skip
+                room.store.append(Harvest((row,)))
+            said = (await status(parts)).members[0]
+        finally:
+            process.kill()
+            await process.wait()
+
+        assert (said.since, said.incarnation) == (life.started_at, life.id)
+        assert (said.process, said.process_since) == ("T", room.world.clock.now() - 10.0)
 
     @pytest.mark.parametrize("running", [[], ["prefill-0"], ["prefill-0", "decode-0", "router"]])
     async def test_a_repair_that_was_cut_short_comes_first(self, room, running):

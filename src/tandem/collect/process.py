@@ -16,7 +16,7 @@ from tandem.collect.incarnations import Incarnations
 from tandem.errors import WorldError
 from tandem.fetch import host_of
 from tandem.ports import Harvest, Supervisor
-from tandem.processes import holders, life_of
+from tandem.processes import STATES, life_of, listening_life
 from tandem.records import ENGINE_VARIABLES, Incarnation, Member, Observation, Value
 from tandem.records import vocabulary as v
 
@@ -99,20 +99,8 @@ class ProcessSource:
             still = life_of(known.pid)
             if still is not None and still.id == known.id:
                 return still
-        if not _is_here(host_of(self._member.url)):
-            raise WorldError(
-                f"{self._member.name} runs on another host.",
-                next_step="Run Tandem there, or give the member a supervisor.",
-            )
         port = int(self._member.url.rstrip("/").rpartition(":")[2])
-        found = holders({port})
-        if found and all(holder.pid is None for holder in found):
-            raise WorldError(
-                f"Port {port} of {self._member.name} is held by another user's process.",
-                next_step="Run Tandem as that user, or as root.",
-            )
-        pids = [holder.pid for holder in found if holder.pid is not None]
-        return life_of(min(pids)) if pids else None
+        return listening_life(host_of(self._member.url), port)
 
     def _facts(self, life: Incarnation, at: float, slow: bool) -> Iterator[Observation]:  # noqa: FBT001
         def row(
@@ -128,7 +116,7 @@ class ProcessSource:
         try:
             process = psutil.Process(life.pid)
             with process.oneshot():
-                yield row(v.PROCESS_STATE, _STATES.get(process.status(), "R"))
+                yield row(v.PROCESS_STATE, STATES.get(process.status(), "R"))
                 yield from _use(process, row)
                 if slow:
                     yield from self._started_with(process, row)
@@ -180,18 +168,6 @@ class ProcessSource:
 
 _DENIED = "not ours to see: run Tandem as the member's user, or as root"
 
-_STATES = {
-    psutil.STATUS_RUNNING: "R",
-    psutil.STATUS_SLEEPING: "S",
-    psutil.STATUS_DISK_SLEEP: "D",
-    psutil.STATUS_STOPPED: "T",
-    psutil.STATUS_TRACING_STOP: "T",
-    psutil.STATUS_ZOMBIE: "Z",
-    psutil.STATUS_DEAD: "Z",
-    psutil.STATUS_IDLE: "S",
-    psutil.STATUS_WAKING: "R",
-}
-
 
 def _use(process: psutil.Process, row: "Callable[..., Observation]") -> Iterator[Observation]:
     """CPU seconds and memory of the process with its children, the reaped ones included."""
@@ -206,14 +182,6 @@ def _use(process: psutil.Process, row: "Callable[..., Observation]") -> Iterator
             continue
     yield row(v.CPU_SECONDS_TOTAL, round(cpu_s, 3))
     yield row(v.RSS_BYTES, rss_bytes)
-
-
-def _is_here(host: str) -> bool:
-    """Whether an address is one of this host's."""
-    if host in ("localhost", "::1", "0.0.0.0") or host.startswith("127."):  # noqa: S104 - compared
-        return True
-    ours = {link.address for links in psutil.net_if_addrs().values() for link in links}
-    return host in ours
 
 
 __all__ = ["ProcessSource"]

@@ -8,7 +8,7 @@ flags (`sglang_traits.py`), how a pair is spoken to (`sglang_pair.py`).
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from tandem.engines import sglang_names as names
 from tandem.engines import sglang_pair as pair
 from tandem.engines import sglang_traits as knowledge
-from tandem.fetch import Fetched, fetch, host_of
+from tandem.fetch import PAGE_BYTES_MAX, Fetched, fetch, host_of
 from tandem.ports import Completion, Harvest
 from tandem.records import Member, Observation, Role, Trait
 from tandem.records import vocabulary as v
@@ -43,6 +43,18 @@ class _Memory:
     traits_of: knowledge.Told | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Loads:
+    """What one look at the live loads gave."""
+
+    path: str = ""
+    """Who answered; empty when nobody did, and then `why` says so."""
+    given: names.Live = field(default_factory=names.Live)
+    why: str = ""
+    failed: bool = False
+    """It could not be asked this time: slow, broken, or an error."""
+
+
 class SglangEngine:
     """One adapter for all members of this family; remembers when it asked each for its info."""
 
@@ -62,14 +74,16 @@ class SglangEngine:
         at = self._now()
         ask_info = at >= memory.info_due_at
         page, live, info = await asyncio.gather(
-            fetch(self._session, _metrics_url(member), timeout_s=timeout_s),
+            self._page(member, timeout_s),
             self._loads(member, timeout_s),
             self._info(member, timeout_s) if ask_info else _nothing(),
         )
         found = _counters(member, page, names.witness("metrics", member.name, at))
         found += _queues(member, page, live, at)
-        live_loads = isinstance(live, dict) and set(live) >= set(_HAND_OFF[member.role])
-        told = knowledge.Told(memory.told.version, memory.told.backend, live_loads)
+        told = memory.told
+        if not live.failed:
+            # A look that failed says nothing of what the engine can say.
+            told = replace(told, frozen=frozenset(_left(member, live)))
         if info is not None:
             rows, told = _server_args(info, told, names.witness("server_info", member.name, at))
             found += rows
@@ -89,20 +103,32 @@ class SglangEngine:
         memory.traits_due_at = at + TRAITS_EVERY_S
         return knowledge.traits(member.name, member.role, memory.told, at)
 
-    async def _loads(self, member: Member, timeout_s: float) -> dict[str, int | float] | str:
+    async def _page(self, member: Member, timeout_s: float) -> Fetched:
+        """The metrics page, up to a bound."""
+        return await fetch(
+            self._session,
+            _metrics_url(member),
+            timeout_s=timeout_s,
+            body_bytes_max=PAGE_BYTES_MAX,
+            cut=True,
+        )
+
+    async def _loads(self, member: Member, timeout_s: float) -> _Loads:
         """Live queue counts, or why there are none."""
-        query = "/v1/loads?include=core,disagg"
-        got = await fetch(self._session, member.url + query, timeout_s=timeout_s)
-        read = names.loads
+        path, read = "/v1/loads", names.loads
+        query = f"{member.url}{path}?include=core,disagg"
+        got = await fetch(self._session, query, timeout_s=timeout_s)
         if got.status == 404:
-            query, read = "/get_load", names.old_loads
-            got = await fetch(self._session, member.url + query, timeout_s=timeout_s)
+            path, read = "/get_load", names.old_loads
+            got = await fetch(self._session, member.url + path, timeout_s=timeout_s)
+            if got.status == 404:
+                return _Loads(why="neither /v1/loads nor /get_load is there (HTTP 404)")
         if not got.ok:
-            return f"{query}: {got.why_not}"
+            return _Loads(why=f"{path}: {got.why_not}", failed=True)
         try:
-            return read(got.body)
+            return _Loads(path, read(got.body))
         except msgspec.DecodeError as error:
-            return f"{query}: {error}"
+            return _Loads(why=f"{path}: {error}", failed=True)
 
     async def _info(self, member: Member, timeout_s: float) -> Fetched:
         got = await fetch(self._session, f"{member.url}/server_info", timeout_s=timeout_s)
@@ -165,8 +191,8 @@ class SglangEngine:
 
     async def _transfers(self, prefill: Member, timeout_s: float) -> float | None:
         """The prefill's transfer counter; None when it cannot be read, or this SGLang has none."""
-        got = await fetch(self._session, _metrics_url(prefill), timeout_s=min(timeout_s, 2.0))
-        return names.transfers(got.body) if got.ok else None
+        got = await self._page(prefill, min(timeout_s, 2.0))
+        return names.transfers(got.body, cut=got.cut) if got.ok else None
 
     async def _moved(self, prefill: Member, before: float | None, timeout_s: float) -> bool | None:
         """Whether the counter grew; looked at a few times, because metrics lag behind replies."""
@@ -210,13 +236,6 @@ class SglangEngine:
         return pair.gaps(ended, output_ids)
 
 
-_HAND_OFF = {
-    Role.PREFILL: (v.BOOTSTRAP_QUEUE_REQS, v.INFLIGHT_QUEUE_REQS),
-    Role.DECODE: (v.PREALLOC_QUEUE_REQS, v.TRANSFER_QUEUE_REQS),
-    Role.ROUTER: (),
-}
-
-
 def _metrics_url(member: Member) -> str:
     return member.metrics_url or f"{member.url}/metrics"
 
@@ -232,28 +251,38 @@ def bracketed(host: str) -> str:
 
 def _counters(member: Member, page: Fetched, seen: names.Seen) -> list[Observation]:
     if page.ok:
-        return names.counters(page.body, member, seen)
+        return names.counters(page.body, member, seen, cut=page.cut)
     why = f"/metrics: {page.why_not}"
     return [seen(name, missing=why) for name in names.wanted(names.COUNTERS, member.role)]
 
 
-def _queues(
-    member: Member, page: Fetched, live: dict[str, int | float] | str, at: float
-) -> list[Observation]:
+def _queues(member: Member, page: Fetched, live: _Loads, at: float) -> list[Observation]:
     """Queue counts: live ones, and from the metrics page what live loads do not give."""
     seen = names.witness("loads", member.name, at)
+    left = _left(member, live)
+    found = [seen(v.LIVE_LOADS, live.path) if live.path else seen(v.LIVE_LOADS, missing=live.why)]
     wanted = names.load_names(member.role)
-    given = dict(live) if isinstance(live, dict) else {}
-    if member.role is Role.PREFILL:
-        # It is the size of the last forward batch there, and stays when nothing runs any more.
-        given.pop(v.RUNNING_REQS, None)
-    found = [seen(name, value) for name, value in given.items() if name in wanted]
-    left = [name for name in wanted if name not in given]
-    why = live if isinstance(live, str) else "/v1/loads does not give it"
+    found += [seen(one, live.given.numbers[one]) for one in wanted if one not in left]
     if not page.ok:
-        return [*found, *(seen(name, missing=why) for name in left)]
+        return [*found, *(seen(name, missing=why) for name, why in left.items())]
     # A member that lacks /v1/loads has old gauges at least; a trait says that they freeze.
-    return found + names.gauges(page.body, left, names.witness("metrics", member.name, at), why)
+    page_says = names.witness("metrics", member.name, at)
+    return found + names.gauges(page.body, left, page_says, cut=page.cut)
+
+
+def _left(member: Member, live: _Loads) -> dict[str, str]:
+    """The queue counts that live loads do not give, with the reason."""
+    left: dict[str, str] = {}
+    for name in names.load_names(member.role):
+        last_batch = member.role is Role.PREFILL and name == v.RUNNING_REQS
+        if live.why:
+            left[name] = live.why
+        elif last_batch:
+            # It stays when nothing runs any more.
+            left[name] = "a prefill's running requests are those of its last batch"
+        elif name not in live.given.numbers:
+            left[name] = f"{live.path}: {live.given.halves.get(name, 'does not give it')}"
+    return left
 
 
 def _server_args(
@@ -266,10 +295,8 @@ def _server_args(
     except msgspec.DecodeError as error:
         return [seen(v.SERVER_ARG, missing=f"/server_info: {error}")], told
     rows = [seen(v.SERVER_ARG, value, label=name) for name, value in args.items()]
-    told = knowledge.Told(
-        args.get("version"), args.get("disaggregation_transfer_backend"), told.live_loads
-    )
-    return rows, told
+    backend = args.get("disaggregation_transfer_backend")
+    return rows, replace(told, version=args.get("version"), backend=backend)
 
 
 def _health_status(answer: Fetched, seen: names.Seen) -> Observation:

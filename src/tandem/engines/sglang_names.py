@@ -7,6 +7,7 @@ Names are those of SGLang 0.5.6 to 0.5.23 (`srt/observability/metrics_collector.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -109,16 +110,17 @@ def wanted(names: Iterable[str], role: Role) -> list[str]:
     return [name for name in names if name not in other]
 
 
-def counters(page: bytes, member: Member, seen: Seen) -> list[Observation]:
+def counters(page: bytes, member: Member, seen: Seen, *, cut: bool = False) -> list[Observation]:
     """Progress and failure counters of a metrics page; an absent one says so.
 
-    SGLang writes no line for a labelled counter that never counted, so absence is no zero.
+    SGLang writes no line for a labelled counter that never counted, so absence is no zero. `cut`
+    says that the page goes on beyond these bytes.
     """
-    samples = SCANNER.scan(page)
+    samples, beyond = _scanned(SCANNER, page, cut=cut)
+    absent = beyond or "not on the metrics page: it never counted, or is not wired"
     found = []
     for ours in wanted(COUNTERS, member.role):
         value = _first(samples, COUNTERS[ours])
-        absent = "not on the metrics page: it never counted, or is not wired"
         found.append(seen(ours, _whole(value)) if value is not None else seen(ours, missing=absent))
     spent_ms = total(samples, _LATENCY_SUM)
     if spent_ms is not None and member.role is Role.PREFILL:
@@ -129,25 +131,40 @@ def counters(page: bytes, member: Member, seen: Seen) -> list[Observation]:
     return found
 
 
-def gauges(page: bytes, names: Iterable[str], seen: Seen, why: str) -> list[Observation]:
-    """The queue gauges of a metrics page, under our names; `why` they were looked for there."""
-    samples = SCANNER.scan(page)
+def _scanned(scanner: Scanner, page: bytes, *, cut: bool) -> tuple[list[Sample], str]:
+    """The wanted samples, and why others may be missing; empty when the page is whole."""
+    if cut:
+        why = f"the metrics page is longer than {len(page)} bytes and was read no further"
+    elif page and not page.endswith(b"\n"):
+        why = "the metrics page ends in the middle of a line"
+    else:
+        return scanner.scan(page), ""
+    return scanner.scan_cut(page), why
+
+
+def gauges(
+    page: bytes, reasons: Mapping[str, str], seen: Seen, *, cut: bool = False
+) -> list[Observation]:
+    """Queue gauges of a metrics page, by our name; `reasons` say why each is looked for here."""
+    samples, beyond = _scanned(SCANNER, page, cut=cut)
     found = []
-    for ours in names:
+    for ours, why in reasons.items():
         value = _first(samples, GAUGES.get(ours, ()))
-        absent = f"{why}; nor is it on the metrics page"
+        absent = f"{why}; {beyond or 'nor is it on the metrics page'}"
         found.append(seen(ours, _whole(value)) if value is not None else seen(ours, missing=absent))
     return found
 
 
-def transfers(page: bytes) -> float | None:
+def transfers(page: bytes, *, cut: bool = False) -> float | None:
     """How many hand-offs a prefill's metrics page has counted.
 
     0 before the first, when the counter is not there yet; None where this version has no such
-    counter.
+    counter, or the page was cut before it.
     """
-    samples = TRANSFER_SCANNER.scan(page)
+    samples, beyond = _scanned(TRANSFER_SCANNER, page, cut=cut)
     counted = _first(samples, COUNTERS[v.TRANSFERS_TOTAL])
+    if beyond:
+        return counted
     if counted is None and total(samples, _UNCOUNTED) is None:
         return 0.0
     return counted
@@ -207,7 +224,15 @@ def load_names(role: Role) -> list[str]:
     return wanted(_LOAD_NAMES, role)
 
 
-def loads(body: bytes) -> dict[str, int | float]:
+class Live(NamedTuple):
+    """What live loads give: our names with their numbers, and names that they give by halves."""
+
+    numbers: Mapping[str, int | float] = {}
+    halves: Mapping[str, str] = {}
+    """Why a number is not given though some rank has one: the sum over the others would be low."""
+
+
+def loads(body: bytes) -> Live:
     """Queue counts of a `/v1/loads` reply, summed over data-parallel ranks (usage: the highest).
 
     Raises `msgspec.DecodeError` when the reply has another shape.
@@ -225,17 +250,20 @@ def loads(body: bytes) -> dict[str, int | float]:
     columns[v.TRANSFER_QUEUE_REQS] = [one.decode_transfer_queue_reqs for one in sections]
     columns[v.RETRACTED_QUEUE_REQS] = [one.decode_retracted_queue_reqs for one in sections]
     found: dict[str, int | float] = {}
+    halves: dict[str, str] = {}
     for name, column in columns.items():
         known = [value for value in column if value is not None]
-        if known:
+        if len(known) == len(column) and known:
             found[name] = _whole(float(sum(known)))
+        elif known:
+            halves[name] = f"only {len(known)} of {len(column)} ranks gave it"
     usage = [rank.token_usage for rank in ranks if rank.token_usage is not None]
     if usage:
         found[v.TOKEN_USAGE] = max(usage)
-    return found
+    return Live(found, halves)
 
 
-def old_loads(body: bytes) -> dict[str, int | float]:
+def old_loads(body: bytes) -> Live:
     """The same from a `/get_load` reply, which knows no hand-off queues.
 
     Raises `msgspec.DecodeError` when the reply has another shape.
@@ -243,7 +271,10 @@ def old_loads(body: bytes) -> dict[str, int | float]:
     ranks = msgspec.json.decode(body, type=list[_OldLoad])
     waiting = sum(rank.num_waiting_reqs for rank in ranks)
     running = sum(rank.num_reqs for rank in ranks) - waiting
-    return {v.RUNNING_REQS: _whole(float(running)), v.WAITING_REQS: _whole(float(waiting))}
+    if not ranks:
+        return Live()
+    counts = {v.RUNNING_REQS: _whole(float(running)), v.WAITING_REQS: _whole(float(waiting))}
+    return Live(counts)
 
 
 def server_args(body: bytes) -> dict[str, str]:

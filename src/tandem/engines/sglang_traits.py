@@ -246,8 +246,9 @@ class Told:
 
     version: str | None = None
     backend: str | None = None
-    live_loads: bool = True
-    """Whether queue counts come from `/v1/loads` rather than from the metrics page."""
+    frozen: frozenset[str] | None = None
+    """Our names of the queue counts that no live endpoint gives, only the metrics page; None while
+    none has answered yet."""
 
 
 def parse(version: str) -> Version | None:
@@ -287,16 +288,21 @@ def traits(subject: str, role: Role, told: Told, at: float) -> tuple[Trait, ...]
             )
         )
     for name in QUEUES:
-        last_batch = role is Role.PREFILL and name == v.RUNNING_REQS
-        freezes = last_batch or not told.live_loads
-        because = (
-            "written only after a batch or when fully idle (srt/observability)"
-            if freezes
-            else "republished every 50 ms in a stall (srt/managers/load_snapshot.py)"
-        )
+        freezes, because = _freezes(role, name, told)
         found.append(known(v.T_FREEZES_IN_STALL, freezes, because, name))
     found += list(_catalogue(known))
     return tuple(found)
+
+
+def _freezes(role: Role, name: str, told: Told) -> tuple[bool | None, str]:
+    """Whether a queue count, as it reaches us, stands still while nothing moves; None: unknown."""
+    if role is Role.PREFILL and name == v.RUNNING_REQS:
+        return True, "the size of its last forward batch (srt/managers/scheduler_metrics_mixin.py)"
+    if told.frozen is None:
+        return None, "no live endpoint has answered yet"
+    if name in told.frozen:
+        return True, "written only after a batch or when fully idle (srt/observability)"
+    return False, "asked for at every look (srt/managers/load_snapshot.py, get_load)"
 
 
 def probe_safety(told: Told) -> tuple[bool | None, str]:

@@ -7,6 +7,7 @@ Not for: choosing anything.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tandem import signs
 from tandem.facts import Facts
 from tandem.records import Deployment, Diagnosis, Finding, Member, ModeVerdict, Policy, Role, Trait
 from tandem.records import vocabulary as v
@@ -96,9 +97,17 @@ class Case:
         samples = self.facts.numbers(subject, name)
         return (samples[-1].value, samples[-1].id) if samples else None
 
+    def live(self, subject: str, name: str) -> tuple[float, int] | None:
+        """The same of a queue, by a source that does not freeze."""
+        samples = self.facts.numbers(subject, name, source=signs.LIVE)
+        return (samples[-1].value, samples[-1].id) if samples else None
+
     def queued(self, members: Iterable[Member], names: Sequence[str]) -> tuple[int, list[int]]:
-        """How many requests the named queues of these members hold, and the evidence."""
-        found = [self.number(member.name, name) for member in members for name in names]
+        """How many requests the named queues of these members hold, and the evidence.
+
+        Live counts only: a frozen gauge counts nobody.
+        """
+        found = [self.live(member.name, name) for member in members for name in names]
         held = [reading for reading in found if reading and reading[0] > 0]
         return int(sum(value for value, _ in held)), [cited for _, cited in held]
 

@@ -109,7 +109,7 @@ def _lost(case: Case, members: Sequence[Member]) -> str:
         # Both sides of a pair hold the same request: the larger count is the honest one.
         count = max((held for held, _ in readings), default=0)
         cited = [number for _, evidence in readings for number in evidence]
-        if not any(case.number(member.name, name) for member in members for name in HELD):
+        if not any(case.live(member.name, name) for member in members for name in HELD):
             return "Requests lost: not known, no load was observed."
         said = f"held by {listed([member.name for member in members])}{cite(cited[:4])}"
     if count == 0:

@@ -12,6 +12,10 @@ class MemberStatus(Record, frozen=True, kw_only=True):
     """up, down, unreachable."""
     since: float | None
     incarnation: str | None
+    process: str | None = None
+    """State of its process, the letter of `ps` (R S D T Z); None when that was not seen."""
+    process_since: float | None = None
+    """Since when it is in that state, as far as a watch has seen it."""
     detail: str = ""
 
 

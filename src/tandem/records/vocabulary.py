@@ -13,6 +13,7 @@ PREALLOC_QUEUE_REQS = "prealloc_queue_reqs"  # decode: waiting for room to recei
 TRANSFER_QUEUE_REQS = "transfer_queue_reqs"  # decode: waiting for the KV to arrive
 RETRACTED_QUEUE_REQS = "retracted_queue_reqs"  # decode: pushed out, waiting to resume
 TOKEN_USAGE = "token_usage"  # 0..1, share of the KV pool
+LIVE_LOADS = "live_loads"  # the endpoint that gave them; `missing` says why none did
 
 # Progress and failure counters of an engine (source `metrics`).
 PROGRESS_TOKENS_TOTAL = "progress_tokens_total"  # every token computed, in any mode

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from tandem.cli.show.times import ago, when
 from tandem.cli.show.words import LOUD, QUIET, STYLES, rows, spoken, styled
+from tandem.processes import HELD
 from tandem.records import MemberStatus, Status, life_name
 
 
@@ -40,5 +41,14 @@ def _member(member: MemberStatus, now: float) -> tuple[RenderableType, ...]:
         styled(member.state),
         "-" if member.since is None else ago(member.since, now),
         Text(life_name(member.incarnation or "-"), style=QUIET),
-        Text(member.detail),
+        Text("; ".join(filter(None, (_process(member, now), member.detail)))),
     )
+
+
+def _process(member: MemberStatus, now: float) -> str:
+    """What holds a process that cannot serve, and since when; else nothing."""
+    held = HELD.get(member.process or "")
+    if held is None:
+        return ""
+    since = "" if member.process_since is None else f" since {when(member.process_since, now)}"
+    return f"its process {held}{since}"
