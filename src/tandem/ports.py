@@ -105,10 +105,12 @@ class Engine(Protocol):
         prompt: str | Sequence[int],
         output_tokens: int,
         timeout_s: float,
+        ranks: tuple[int | None, int | None] = (None, None),
     ) -> Completion:
         """One request sent to both sides with a fresh room; on timeout it is abandoned (aborted).
 
-        `kv_moved` is True only when a transfer counter or the receiver shows it.
+        `kv_moved` is True only when a transfer counter or the receiver shows it. `ranks` are the
+        data-parallel ranks to use of prefill and decode; None leaves the choice to the engine.
         """
         ...
 

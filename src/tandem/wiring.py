@@ -129,6 +129,9 @@ def _sources(
         incarnations,
         safety=recent.safety,
         recently_completed=recent.recently_completed,
+        released=recent.released,
+        page_tokens=recent.page_tokens,
+        context_tokens=recent.context_tokens,
     )
     return found
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 import stub_engine
@@ -366,6 +367,23 @@ class TestCompleteDirect:
             ended.prompt_tokens,
         ) == ("completed", (1, 1), True, 2)
         assert again.status == "completed"
+
+    async def test_data_parallel_ranks_are_named_to_both_sides(self, engine):
+        """The room falls on the prefill's rank, each side hears its own, and the decode both."""
+        async with stub_pair() as (prefill, decode):
+            wide = msgspec.structs.replace(prefill.member, dp_size=4)
+            for _ in range(8):
+                await engine.complete_direct(
+                    wide, decode.member, prompt="a", output_tokens=1, timeout_s=5.0, ranks=(3, 1)
+                )
+
+        sent, taken = prefill.received["/generate"], decode.received["/generate"]
+        rooms = [body["bootstrap_room"] for body in sent]
+        assert {room % 4 for room in rooms} == {3}
+        assert len({*rooms}) == 8
+        assert all(0 < room < 2**63 for room in rooms)
+        assert (sent[0]["routed_dp_rank"], "disagg_prefill_dp_rank" in sent[0]) == (3, False)
+        assert (taken[0]["routed_dp_rank"], taken[0]["disagg_prefill_dp_rank"]) == (1, 3)
 
     async def test_a_counter_that_stands_still_shows_no_kv(self, engine):
         """Two good replies prove nothing while the transfer counter does not move."""

@@ -1,17 +1,19 @@
 """Path probes: a tiny real request per path, sent so that it cannot do harm.
 
-For: the client's side of the truth, per cell directly and once through the router, unpinned.
-Not for: load, or proof of a repair (verify).
+For: the client's side of the truth, per cell directly and once through the router, unpinned; with
+data-parallel ranks, per pair of ranks. Not for: load, or proof of a repair (verify).
 
-The rules (docs/design.md 4.1): fresh random text each time, so that KV really moves; a missed
-deadline leaves the request open, and while it is open that path is not probed again: at most one
-stuck probe per path and life of its members. Where abandoning a request is unsafe or nobody knows,
-there is no probing, and the row says why. Real traffic that completed on a path stands in for it.
+The rules (docs/operating/probes.md): fresh random text longer than one KV page, so that KV really
+moves, and a long one once a member of the path was restarted; an answer without KV seen to move is
+no proof. A missed deadline leaves the request open, and that path is not probed again until its
+room is seen released or a member of it began another life: at most one stuck probe per path and
+life. Where abandoning a request is unsafe or nobody knows, nothing is sent, and the row says why.
+Real traffic that completed on a path stands in for its probe.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.collect.incarnations import Incarnations
 from tandem.collect.words import fresh_text
@@ -20,6 +22,7 @@ from tandem.records import (
     Deployment,
     Member,
     Observation,
+    Path,
     ProbeSettings,
     Role,
     Trait,
@@ -33,9 +36,18 @@ SOON_S = 1.0
 HOLD_S = 3600.0
 """How long a late probe is kept open when nothing ends it; after that it is abandoned."""
 
+LONG_PATIENCE = 3.0
+"""How many deadlines a long probe has: its prompt takes longer to compute."""
+PAGE_MARGIN_TOKENS = 8
+"""A prompt is this much longer than one KV page."""
+
 Send = Callable[[str], Awaitable[Completion]]
 Safety = Callable[[str], Trait | None]
 """The newest trait `T_ACTIVE_PROBE_SAFE` of a member, None before its adapter told."""
+Released = Callable[[Sequence[str], float], bool]
+"""Whether every hand-off queue of these members was seen empty after a time."""
+Tokens = Callable[[str], int | None]
+"""A number of tokens that a member's server information tells; None when it does not."""
 
 
 @dataclass(slots=True)
@@ -45,7 +57,42 @@ class _Out:
     task: "asyncio.Task[Completion]"
     sent_at: float
     lives: tuple[str | None, ...]
+    tokens: int
+    long: bool = False
     late: bool = False
+
+
+@dataclass(slots=True)
+class _Held:
+    """A late probe that ended without an answer: its room may still be held."""
+
+    at: float
+    lives: tuple[str | None, ...]
+    said: str
+
+
+@dataclass(slots=True)
+class CellWord:
+    """What is said of a cell whose data-parallel ranks are probed one pair at a time."""
+
+    subject: str
+    words: dict[str, str] = field(default_factory=dict)
+
+    def told(self, path: str, word: str) -> str:
+        """The cell's word once one of its paths said one: an overdue path outweighs the rest."""
+        self.words[path] = word
+        return next((one for one in ("stuck", "late") if one in self.words.values()), word)
+
+
+@dataclass(frozen=True, slots=True)
+class Knows:
+    """What a probe asks about the members of its path before it sends anything."""
+
+    safety: Safety
+    recently_completed: Callable[[str], bool] = lambda _: False
+    released: Released = lambda _members, _since: False
+    page_tokens: Tokens = lambda _: None
+    context_tokens: Tokens = lambda _: None
 
 
 class ProbeSource:
@@ -60,30 +107,38 @@ class ProbeSource:
         clock: Clock,
         incarnations: Incarnations,
         *,
-        safety: Safety,
+        knows: Knows,
         engines: Sequence[str] | None = None,
-        recently_completed: Callable[[str], bool] = lambda _: False,
+        cell: CellWord | None = None,
+        rarer: int = 1,
     ) -> None:
         """`ends` are the members whose restart frees the path; `engines` those that must be safe.
 
-        `recently_completed(subject)` says that real traffic just proved the path.
+        `cell` gathers the words of paths that are ranks of one cell; these are probed `rarer`.
         """
         self.name = f"probe:{subject}"
         self.interval_s = SOON_S
-        self.timeout_s = settings.deadline_s + 10.0
+        self.timeout_s = LONG_PATIENCE * settings.deadline_s + 10.0
         self._subject = subject
         self._ends = tuple(ends)
         self._engines = tuple(ends if engines is None else engines)
         self._send = send
         self._settings = settings
+        self._every_s = settings.interval_s * rarer
         self._clock = clock
         self._incarnations = incarnations
-        self._safety = safety
-        self._recently_completed = recently_completed
+        self._knows = knows
+        self._cell = cell
         self._out: _Out | None = None
+        self._held: _Held | None = None
+        self._known: tuple[str | None, ...] = (None,) * len(self._ends)
+        self._owed: list[bool] = []
+        """Probes that a restart asks for, whether each is a long one; traffic is none of them."""
+        self._sent, self._tokens = 0, 0
 
     async def collect(self) -> Harvest:
         """Settle the probe that is out, or send one and wait for it until its deadline."""
+        self._note_restarts()
         settled: list[Observation] = []
         if self._out is not None:
             settled = await self._settle(self._out)
@@ -93,23 +148,35 @@ class ProbeSource:
             # Nothing seen is no "off": it must not hide what a probe said a moment ago.
             missing = f"nothing is known of {unknown} yet"
             return Harvest((*settled, self._row(v.PROBE, missing=missing)))
-        reason = self._why_off()
-        if reason is not None:
-            return Harvest((*settled, self._row(v.PROBE, "off"), self._row(v.PROBE_DETAIL, reason)))
-        if self._recently_completed(self._subject):
+        if (reason := self._why_off()) is not None:
+            return Harvest((*settled, *self._said("off", reason)))
+        if self._held is not None and not self._is_free(self._held):
+            return Harvest((*settled, *self._said("stuck", self._held.said)))
+        self._held = None
+        if not self._owed and self._knows.recently_completed(self._subject):
             # Looked at again soon: when the traffic stops, the probe must not be late as well.
             self.interval_s = SOON_S
             return Harvest(tuple(settled))
         self._out = out = self._start()
         await self._until_deadline(out)
-        return Harvest((*settled, *await self._settle(out)))
+        return Harvest((*settled, *await self._settle(out), *self._cost()))
+
+    def _note_restarts(self) -> None:
+        """Owe a short and a long probe once a member of the path began another life."""
+        lives = tuple(zip(self._known, self._lives(), strict=True))
+        restarted = any(None not in (then, now) and then != now for then, now in lives)
+        self._known = tuple(then if now is None else now for then, now in lives)
+        # Nobody can tell which cell a routed one would take.
+        if restarted and self._engines == self._ends:
+            self._owed = [False, True]
 
     def _untold(self) -> str | None:
         """The first engine whose safety nobody has told yet, or None."""
         if not self._settings.active:
             return None
-        unknown = next((name for name in self._engines if self._safety(name) is None), None)
-        self.interval_s = SOON_S if unknown is not None else self._settings.interval_s
+        unknown = next((one for one in self._engines if self._knows.safety(one) is None), None)
+        soon = unknown is not None or bool(self._owed)
+        self.interval_s = SOON_S if soon else self._every_s
         return unknown
 
     def _why_off(self) -> str | None:
@@ -117,24 +184,47 @@ class ProbeSource:
         if not self._settings.active:
             return "switched off: [probe] active = false"
         for name in self._engines:
-            trait = self._safety(name)
+            trait = self._knows.safety(name)
             if trait is not None and trait.value is not True:
                 return f"unsafe at {name}: {trait.because}"
         return None
 
+    def _is_free(self, held: _Held) -> bool:
+        """Whether nothing can be left of a probe that never got its answer."""
+        return self._moved_on(held) or self._knows.released(self._engines, held.at)
+
     def _start(self) -> _Out:
-        prompt = fresh_text(self._settings.prompt_tokens)
+        long = bool(self._owed) and self._owed[0]
+        words = self._words(long=long)
+        prompt = fresh_text(words)
 
         async def sending() -> Completion:
             return await self._send(prompt)
 
-        return _Out(asyncio.create_task(sending()), self._clock.now(), self._lives())
+        tokens = words + self._settings.output_tokens
+        self._sent += 1
+        task = asyncio.create_task(sending())
+        return _Out(task, self._clock.now(), self._lives(), tokens, long)
+
+    def _words(self, *, long: bool) -> int:
+        """How many words to send, about one token each: more than the largest page of the path."""
+        pages = [self._knows.page_tokens(name) or 0 for name in self._engines]
+        least = max(pages, default=0) + PAGE_MARGIN_TOKENS
+        words = max(self._settings.prompt_tokens, least)
+        if long:
+            room = [self._knows.context_tokens(name) for name in self._engines]
+            most = min((one // 2 for one in room if one), default=self._settings.long_prompt_tokens)
+            words = max(words, min(self._settings.long_prompt_tokens, most))
+        return words
 
     def _lives(self) -> tuple[str | None, ...]:
         return tuple(self._incarnations.of(name) for name in self._ends)
 
+    def _deadline_s(self, out: _Out) -> float:
+        return self._settings.deadline_s * (LONG_PATIENCE if out.long else 1.0)
+
     async def _until_deadline(self, out: _Out) -> None:
-        waiting = asyncio.create_task(self._clock.sleep(self._settings.deadline_s))
+        waiting = asyncio.create_task(self._clock.sleep(self._deadline_s(out)))
         try:
             await asyncio.wait((out.task, waiting), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -147,14 +237,15 @@ class ProbeSource:
             return self._ended(out)
         if self._moved_on(out):
             await self._drop(out)
+            self._tokens += out.tokens
             said = "given up: a member of its path was restarted"
+            self._heard("given up")
             return [self._row(v.PROBE_DETAIL, said)]
         waited_s = self._clock.now() - out.sent_at
         word, out.late = ("stuck" if out.late else "late"), True
-        said = f"no answer for {waited_s:.1f} s; it is left open"
-        return [self._row(v.PROBE, word), self._row(v.PROBE_DETAIL, said)]
+        return self._said(word, f"no answer for {waited_s:.1f} s; it is left open", long=out.long)
 
-    def _moved_on(self, out: _Out) -> bool:
+    def _moved_on(self, out: _Out | _Held) -> bool:
         """Whether an end has another life than when the probe was sent; gone is not another."""
         lives = tuple(zip(out.lives, self._lives(), strict=True))
         # A life that was unknown then is the one learned first.
@@ -165,29 +256,85 @@ class ProbeSource:
         if out.task.cancelled() or out.task.exception() is not None:
             error = None if out.task.cancelled() else out.task.exception()
             said = f"could not be sent: {error!r}" if error else "was cancelled"
-            return [self._row(v.PROBE, "failed"), self._row(v.PROBE_DETAIL, said)]
-        end = out.task.result()
+            end = Completion(status="failed", detail=said)
+        else:
+            end = out.task.result()
+        self._tokens += end.prompt_tokens + len(end.token_ids) if end.token_ids else out.tokens
         if end.status != "completed":
-            said = end.detail or end.status
-            return [self._row(v.PROBE, "failed"), self._row(v.PROBE_DETAIL, said)]
+            return self._failed(out, end)
+        if self._owed and self._owed[0] == out.long:
+            self._owed.pop(0)
+            self.interval_s = SOON_S if self._owed else self._every_s
         rows = [
-            self._row(v.PROBE, "completed"),
-            self._row(v.PROBE_LATENCY_S, round(end.latency_s, 4)),
-            self._row(v.PROBE_TOKENS, end.prompt_tokens + len(end.token_ids)),
+            self._row(v.PROBE_LATENCY_S, round(end.latency_s, 4), long=out.long),
+            self._row(v.PROBE_TOKENS, end.prompt_tokens + len(end.token_ids), long=out.long),
         ]
         if end.kv_moved is not None:
-            rows.append(self._row(v.PROBE_KV_MOVED, end.kv_moved))
+            rows.append(self._row(v.PROBE_KV_MOVED, end.kv_moved, long=out.long))
         elif self._subject not in self._ends:
             unread = "the transfer counter could not be read"
-            rows.append(self._row(v.PROBE_KV_MOVED, missing=unread))
+            rows.append(self._row(v.PROBE_KV_MOVED, missing=unread, long=out.long))
+        if end.kv_moved is False:
+            said = "it was answered, but no KV was seen to move"
+            return [*self._said("unproven", said, long=out.long), *rows]
+        return [*self._said("completed", "", long=out.long), *rows]
+
+    def _failed(self, out: _Out, end: Completion) -> list[Observation]:
+        said = end.detail or end.status
+        if out.long and end.refused:
+            # This size is refused, which says nothing of the path.
+            self._owed.clear()
+            return [
+                self._row(v.PROBE, "failed", long=True),
+                self._row(v.PROBE_DETAIL, said, long=True),
+            ]
+        if out.late or end.status == "timed_out":
+            waited_s = self._clock.now() - out.sent_at
+            why = f"it ended after {waited_s:.0f} s without an answer ({said}), and its room was "
+            self._held = _Held(self._clock.now(), out.lives, why + "not seen released")
+        return self._said("failed", said, long=out.long)
+
+    def _said(self, word: str, detail: str, *, long: bool = False) -> list[Observation]:
+        """The rows of one word: of the path, of its long probe, and of the cell it is a part of."""
+        rows = [self._row(v.PROBE, word)]
+        if long:
+            rows.append(self._row(v.PROBE, word, long=True))
+        if detail:
+            rows.append(self._row(v.PROBE_DETAIL, detail))
+        return rows + self._heard(word, detail)
+
+    def _heard(self, word: str, detail: str = "") -> list[Observation]:
+        """What the cell says once this path of it said a word."""
+        if self._cell is None:
+            return []
+        rows = [self._row(v.PROBE, self._cell.told(self._subject, word), of=self._cell.subject)]
+        if detail:
+            said = f"{self._subject}: {detail}"
+            rows.append(self._row(v.PROBE_DETAIL, said, of=self._cell.subject))
         return rows
 
-    def _row(self, name: str, value: Value = None, *, missing: str | None = None) -> Observation:
+    def _cost(self) -> list[Observation]:
+        """How many probes this source has sent, and what they cost so far."""
+        return [
+            self._row(v.PROBES_SENT_TOTAL, self._sent),
+            self._row(v.PROBE_TOKENS_TOTAL, self._tokens),
+        ]
+
+    def _row(
+        self,
+        name: str,
+        value: Value = None,
+        *,
+        missing: str | None = None,
+        long: bool = False,
+        of: str | None = None,
+    ) -> Observation:
         return Observation(
             source="probe",
-            subject=self._subject,
+            subject=self._subject if of is None else of,
             name=name,
             at=self._clock.now(),
+            label=v.LONG if long else "",
             value=value,
             missing=missing,
         )
@@ -203,7 +350,7 @@ class ProbeSource:
             await self._drop(self._out)
 
 
-def probes(
+def probes(  # noqa: PLR0913 - a deployment, who speaks to it, and what is known of it
     deployment: Deployment,
     engines: Mapping[str, Engine],
     routers: Mapping[str, Router],
@@ -213,48 +360,61 @@ def probes(
     *,
     safety: Safety,
     recently_completed: Callable[[str], bool] = lambda _: False,
+    released: Released = lambda _members, _since: False,
+    page_tokens: Tokens = lambda _: None,
+    context_tokens: Tokens = lambda _: None,
 ) -> list[ProbeSource]:
-    """A source for every cell of the matrix, and one through each router, unpinned.
+    """A source for every path of the matrix, and one through each router, unpinned.
 
     The routed one is labelled with the router's name, because nobody can tell which cell it took.
     """
-    found: list[tuple[str, tuple[str, ...], tuple[str, ...], Send]] = []
-    for cell in deployment.cells():
-        prefill, decode = deployment.member(cell.prefill), deployment.member(cell.decode)
+    given = (settings, clock, incarnations)
+    knows = Knows(safety, recently_completed, released, page_tokens, context_tokens)
+    found: list[ProbeSource] = []
+    cells: dict[str, CellWord] = {}
+    for path in deployment.paths():
+        prefill, decode = deployment.member(path.prefill), deployment.member(path.decode)
         if prefill is None or decode is None or prefill.engine not in engines:
             continue
-        send = _direct(engines[prefill.engine], prefill, decode, settings)
-        ends = (cell.prefill, cell.decode)
-        found.append((cell.subject, ends, ends, send))
+        send = _direct(engines[prefill.engine], prefill, decode, path, settings)
+        cell = Path(prefill=path.prefill, decode=path.decode).subject
+        word = None
+        if path.subject != cell:
+            word = cells.setdefault(cell, CellWord(cell))
+        rarer = min(prefill.dp_size, decode.dp_size)
+        ends = (path.prefill, path.decode)
+        source = ProbeSource(path.subject, ends, send, *given, knows=knows, cell=word, rarer=rarer)
+        found.append(source)
     workers = [one.name for one in deployment.members if one.role is not Role.ROUTER]
     for router in deployment.of(Role.ROUTER):
         if router.engine in routers:
             send = _routed(routers[router.engine], router, settings)
-            found.append((router.name, (router.name, *workers), tuple(workers), send))
-    return [
-        ProbeSource(
-            subject,
-            ends,
-            send,
-            settings,
-            clock,
-            incarnations,
-            safety=safety,
-            engines=asked,
-            recently_completed=recently_completed,
-        )
-        for subject, ends, asked, send in found
-    ]
+            everyone = (router.name, *workers)
+            found.append(
+                ProbeSource(router.name, everyone, send, *given, knows=knows, engines=workers)
+            )
+    return found
 
 
-def _direct(engine: Engine, prefill: Member, decode: Member, settings: ProbeSettings) -> Send:
+def _direct(
+    engine: Engine, prefill: Member, decode: Member, path: Path, settings: ProbeSettings
+) -> Send:
     async def send(prompt: str) -> Completion:
+        if path.prefill_dp is None and path.decode_dp is None:
+            return await engine.complete_direct(
+                prefill,
+                decode,
+                prompt=prompt,
+                output_tokens=settings.output_tokens,
+                timeout_s=HOLD_S,
+            )
         return await engine.complete_direct(
             prefill,
             decode,
             prompt=prompt,
             output_tokens=settings.output_tokens,
             timeout_s=HOLD_S,
+            ranks=(path.prefill_dp, path.decode_dp),
         )
 
     return send
@@ -273,4 +433,4 @@ def _routed(router: Router, member: Member, settings: ProbeSettings) -> Send:
     return send
 
 
-__all__ = ["ProbeSource", "probes"]
+__all__ = ["Knows", "ProbeSource", "probes"]

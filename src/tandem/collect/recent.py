@@ -1,11 +1,12 @@
 """What the last seconds of harvests say to the probes: is probing safe, and is it needed at all.
 
-For: the newest word on safety of every member, and real traffic that stands in for a probe.
+For: the newest word on safety of every member, sizes that it told, real traffic that stands in
+for a probe, and queues that were seen empty.
 Not for: judging; where nothing can be said for sure, the answer is the one that probes.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tandem.ports import Harvest
 from tandem.records import Deployment, Observation, Path, Role, Trait
@@ -21,6 +22,10 @@ COMPLETIONS_MIN = 2
 """Beyond our own probes: one more may be another Tandem's."""
 
 SAMPLES_MAX = 16
+ANSWERED = frozenset({"completed", "unproven"})
+"""What a probe says when engines have counted it."""
+SIZES = frozenset({"page_size", "context_length"})
+"""Server arguments that a probe's length depends on."""
 
 _QUEUES = {
     Role.PREFILL: (v.BOOTSTRAP_QUEUE_REQS, v.INFLIGHT_QUEUE_REQS),
@@ -42,6 +47,7 @@ class Recent:
             lambda: deque(maxlen=SAMPLES_MAX)
         )
         self._zero_at: dict[Key, float] = {}
+        self._sizes: dict[tuple[str, str], int] = {}
         self._probed_at: deque[tuple[float, str]] = deque(maxlen=256)
 
     def read(self, harvest: Harvest) -> None:
@@ -50,8 +56,10 @@ class Recent:
             if trait.name == v.T_ACTIVE_PROBE_SAFE:
                 self._safety[trait.subject] = trait
         for seen in harvest.observations:
-            if seen.name == v.PROBE and seen.value == "completed":
+            if seen.name == v.PROBE and not seen.label and seen.value in ANSWERED:
                 self._probed_at.append((seen.at, seen.subject))
+            elif seen.name == v.SERVER_ARG and seen.label in SIZES:
+                self._size(seen)
             elif isinstance(seen.value, int | float) and seen.name in _NUMBERS:
                 self._number(seen, float(seen.value))
 
@@ -61,6 +69,22 @@ class Recent:
             self._samples[key].append((seen.at, value))
         elif value == 0 and seen.source == "loads":
             self._zero_at[key] = seen.at
+
+    def _size(self, seen: Observation) -> None:
+        if isinstance(seen.value, str) and seen.value.isdecimal():
+            self._sizes[seen.subject, seen.label] = int(seen.value)
+
+    def page_tokens(self, member: str) -> int | None:
+        """Tokens in one KV page of a member; None before it told."""
+        return self._sizes.get((member, "page_size"))
+
+    def context_tokens(self, member: str) -> int | None:
+        """The longest sequence of a member; None where it does not tell."""
+        return self._sizes.get((member, "context_length"))
+
+    def released(self, members: Sequence[str], since: float) -> bool:
+        """Whether every hand-off queue of these members was seen empty after a time."""
+        return self._emptied(members, since)
 
     def safety(self, member: str) -> Trait | None:
         """The newest `T_ACTIVE_PROBE_SAFE` of a member, None before its adapter told."""
@@ -75,7 +99,7 @@ class Recent:
         if self._deployment.member(subject) is not None:
             everyone = [one.name for one in self._deployment.members]
             grown = self._grown((subject, v.ROUTER_RESPONSES_TOTAL, "200"), {subject})
-            return grown >= COMPLETIONS_MIN and self._emptied(everyone)
+            return grown >= COMPLETIONS_MIN and self._emptied(everyone, self._now() - ZERO_S)
         cell = next((one for one in self._deployment.cells() if one.subject == subject), None)
         if cell is None:
             return False
@@ -83,7 +107,7 @@ class Recent:
         return (
             counter is not None
             and self._grown(counter, self._probes_counted_in(counter[0])) >= COMPLETIONS_MIN
-            and self._emptied([cell.prefill, cell.decode])
+            and self._emptied([cell.prefill, cell.decode], self._now() - ZERO_S)
         )
 
     def _counter_of(self, cell: Path) -> Key | None:
@@ -96,7 +120,7 @@ class Recent:
 
     def _probes_counted_in(self, member: str) -> set[str]:
         """The probes that a member's counters may have counted."""
-        cells = [one for one in self._deployment.cells() if member in (one.prefill, one.decode)]
+        cells = [one for one in self._deployment.paths() if member in (one.prefill, one.decode)]
         routers = self._deployment.of(Role.ROUTER)
         return {one.subject for one in cells} | {one.name for one in routers}
 
@@ -110,9 +134,8 @@ class Recent:
         # A counter that began anew is a restart, not traffic.
         return max(0.0, samples[-1][1] - samples[0][1] - probes)
 
-    def _emptied(self, members: list[str]) -> bool:
-        """Whether every hand-off queue of these members was seen empty lately."""
-        since = self._now() - ZERO_S
+    def _emptied(self, members: Sequence[str], since: float) -> bool:
+        """Whether every hand-off queue of these members was seen empty at or after a time."""
         return all(
             self._zero_at.get((member.name, queue, ""), float("-inf")) >= since
             for member in self._deployment.members

@@ -58,6 +58,7 @@ class MemberTable(BaseModel):  # type: ignore[explicit-any]  # pydantic's own
     argv: _Words | None = None
     env: dict[str, str] = {}
     cwd: str | None = None
+    dp_size: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
 def _section(record: type[Record]) -> type[BaseModel]:

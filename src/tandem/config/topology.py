@@ -57,6 +57,7 @@ def _member(table: MemberTable, key: str, faults: list[Fault]) -> Member:
         metrics_url=table.metrics_url,
         supervisor=table.supervisor,
         launch=launch,
+        dp_size=table.dp_size,
     )
 
 
@@ -122,6 +123,9 @@ def _role_faults(member: Member) -> Iterator[Fault]:
     if member.role != Role.PREFILL and member.bootstrap_port is not None:
         wrong = f"a {member.role} has no bootstrap server"
         yield Fault(key, member.bootstrap_port, wrong, "remove the key")
+    if member.role == Role.ROUTER and member.dp_size != 1:
+        key = f"member.{member.name}.dp_size"
+        yield Fault(key, member.dp_size, "a router has no data-parallel ranks", "remove the key")
 
 
 def _url_faults(member: Member) -> Iterator[Fault]:

@@ -174,6 +174,7 @@ class SglangEngine:
         prompt: str | Sequence[int],
         output_tokens: int,
         timeout_s: float,
+        ranks: pair.Ranks = (None, None),
     ) -> Completion:
         """One greedy request to both sides with a fresh room; on timeout both are hung up on.
 
@@ -182,7 +183,7 @@ class SglangEngine:
         """
         before = await self._transfers(prefill, timeout_s)
         body = pair.generation(prompt, output_tokens)
-        ended = await pair.dispatch(self._session, prefill, decode, body, timeout_s)
+        ended = await pair.dispatch(self._session, prefill, decode, body, timeout_s, ranks=ranks)
         completion = pair.completion(ended)
         if completion.status != "completed":
             return completion

@@ -23,6 +23,10 @@ BAD_REQUEST = 400
 SAID_MAX = 200
 """Characters of an error reply that are repeated."""
 
+ROOMS = 2**63 - 1
+Ranks = tuple[int | None, int | None]
+"""Data-parallel ranks of prefill and decode; None leaves the choice to the engine."""
+
 TokenLogprob = tuple[float | None, int, str | None]
 """SGLang's triple: logprob (None for the first token of a prompt), token id, text."""
 
@@ -90,6 +94,8 @@ async def dispatch(
     decode: Member,
     body: dict[str, object],
     timeout_s: float,
+    *,
+    ranks: Ranks = (None, None),
 ) -> Ended:
     """Send one body to both sides with a fresh room from the system's entropy.
 
@@ -99,14 +105,19 @@ async def dispatch(
     room = {
         "bootstrap_host": host_of(prefill.url),
         "bootstrap_port": bootstrap_port(prefill),
-        "bootstrap_room": secrets.randbelow(2**63 - 1) + 1,  # 0 is the health check's
+        "bootstrap_room": fresh_room(prefill.dp_size, ranks[0]),
     }
     began = time.monotonic()
     sides = [
         asyncio.create_task(
-            fetch(client, f"{member.url}/generate", json={**body, **room}, timeout_s=timeout_s)
+            fetch(
+                client,
+                f"{member.url}/generate",
+                json={**body, **room, **pinned},
+                timeout_s=timeout_s,
+            )
         )
-        for member in (prefill, decode)
+        for member, pinned in zip((prefill, decode), pins(ranks), strict=True)
     ]
     try:
         pending = set(sides)
@@ -125,6 +136,33 @@ async def dispatch(
         side.result() if side.done() and not side.cancelled() else None for side in sides
     )
     return Ended(first, second, time.monotonic() - began)
+
+
+def fresh_room(dp_size: int, rank: int | None) -> int:
+    """A room nobody had, above 0, which is the health check's.
+
+    A prefill that follows the room takes rank `room % dp_size`, and so does its decode when it
+    looks for the rank that has the KV (SGLang's default in PD mode).
+    """
+    if rank is None:
+        return secrets.randbelow(ROOMS) + 1
+    return (secrets.randbelow(ROOMS // dp_size - 1) + 1) * dp_size + rank
+
+
+def pins(ranks: Ranks) -> tuple[dict[str, int], dict[str, int]]:
+    """What tells prefill and decode which data-parallel rank to use; nothing where any will do.
+
+    `routed_dp_rank` picks a worker's own rank (older versions call it `data_parallel_rank`), and
+    `disagg_prefill_dp_rank` tells the decode where its KV comes from (`io_struct.py`).
+    """
+    first, second = ({} if rank is None else _own(rank) for rank in ranks)
+    if ranks[0] is not None:
+        second["disagg_prefill_dp_rank"] = ranks[0]
+    return first, second
+
+
+def _own(rank: int) -> dict[str, int]:
+    return {"routed_dp_rank": rank, "data_parallel_rank": rank}
 
 
 def completion(ended: Ended) -> Completion:

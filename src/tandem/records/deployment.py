@@ -4,6 +4,9 @@ from enum import StrEnum
 
 from tandem.records.record import Record
 
+PATHS_MAX = 256
+"""Paths of one cell that are told apart; with more pairs of ranks, each rank is in one path."""
+
 
 class Role(StrEnum):
     """What a member does in the pair."""
@@ -29,7 +32,7 @@ class Member(Record, frozen=True, kw_only=True):
 
     `url` is its HTTP root; `bootstrap_port` only on a prefill; `metrics_url` where it differs from
     `url + /metrics` (a router's Prometheus port). `supervisor` names the plug-in that may start and
-    stop it, `none` when nobody told us how.
+    stop it, `none` when nobody told us how. `dp_size` is how many data-parallel ranks it has.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Member(Record, frozen=True, kw_only=True):
     metrics_url: str | None = None
     supervisor: str = "none"
     launch: Launch | None = None
+    dp_size: int = 1
 
 
 class Deployment(Record, frozen=True, kw_only=True):
@@ -65,18 +69,47 @@ class Deployment(Record, frozen=True, kw_only=True):
             for decode in self.of(Role.DECODE)
         )
 
+    def paths(self) -> tuple["Path", ...]:
+        """Every cell, told apart by data-parallel ranks where a member has several."""
+        return tuple(
+            Path(
+                prefill=prefill.name,
+                decode=decode.name,
+                prefill_dp=first if prefill.dp_size > 1 else None,
+                decode_dp=second if decode.dp_size > 1 else None,
+            )
+            for prefill in self.of(Role.PREFILL)
+            for decode in self.of(Role.DECODE)
+            for first, second in _pairs(prefill.dp_size, decode.dp_size)
+        )
+
+
+def _pairs(prefills: int, decodes: int) -> list[tuple[int, int]]:
+    """Pairs of ranks: all of them, or where these are too many each rank at least once."""
+    if prefills * decodes <= PATHS_MAX:
+        return [(first, second) for first in range(prefills) for second in range(decodes)]
+    return [(one % prefills, one % decodes) for one in range(max(prefills, decodes))][:PATHS_MAX]
+
 
 class Path(Record, frozen=True, kw_only=True):
-    """A way a request can take; `router` is None when the cell is reached directly."""
+    """A way a request can take; `router` is None when the cell is reached directly.
+
+    `prefill_dp` and `decode_dp` are data-parallel ranks, None where a member has only one.
+    """
 
     prefill: str
     decode: str
     router: str | None = None
+    prefill_dp: int | None = None
+    decode_dp: int | None = None
 
     @property
     def subject(self) -> str:
-        """How observations name this path: `prefill-0>decode-0`, `router>prefill-0>decode-0`."""
-        ends = f"{self.prefill}>{self.decode}"
+        """How observations name this path: `prefill-0>decode-0`, `prefill-0/dp1>decode-0`, ..."""
+        ends = ">".join(
+            name if rank is None else f"{name}/dp{rank}"
+            for name, rank in ((self.prefill, self.prefill_dp), (self.decode, self.decode_dp))
+        )
         return f"{self.router}>{ends}" if self.router else ends
 
 

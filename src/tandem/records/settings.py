@@ -34,6 +34,8 @@ class ProbeSettings(Record, frozen=True, kw_only=True):
     interval_s: float = 5.0
     deadline_s: float = 5.0
     prompt_tokens: int = 24
+    long_prompt_tokens: int = 512
+    """Of the one long probe after a restart; less where half the context is less."""
     output_tokens: int = 2
 
 

@@ -32,12 +32,18 @@ HEALTH_STATUS = "health_status"  # HTTP status
 HEALTH_LATENCY_S = "health_latency_s"
 BOOTSTRAP_READY = "bootstrap_ready"  # bool: the prefill's rendezvous has every rank
 
-# Path probes (source `probe`; subject is a path, or the router's name for a routed one).
-PROBE = "probe"  # completed | late | failed | stuck (an earlier one is still out) | off
+# Path probes (source `probe`; subject is a path, or the router's name for a routed one). Label
+# `long`: of the long probe that follows a restart, beside the row without a label; see `LONG`.
+# Paths that are pairs of data-parallel ranks speak for themselves and for their cell.
+PROBE = "probe"  # completed | unproven (answered, no KV seen to move) | late | failed | off
+# | stuck (an earlier one is still out, or ended without an answer and may hold its room still)
 PROBE_LATENCY_S = "probe_latency_s"
 PROBE_KV_MOVED = "probe_kv_moved"  # bool, None when nothing could show it
 PROBE_TOKENS = "probe_tokens"
 PROBE_DETAIL = "probe_detail"  # why a probe failed, is late, or is off, as one clause
+PROBES_SENT_TOTAL = "probes_sent_total"  # by this Tandem, since it started
+PROBE_TOKENS_TOTAL = "probe_tokens_total"  # what they asked to be computed, prompts and answers
+LONG = "long"
 
 # The router (source `router`).
 ROUTER_REQUESTS_TOTAL = "router_requests_total"

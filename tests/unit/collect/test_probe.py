@@ -1,17 +1,22 @@
 """Path probes follow their rules: one out at a time, left open when late, off where unsafe."""
 
 import asyncio
+import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem.collect.incarnations import Incarnations
-from tandem.collect.probe import ProbeSource, probes
+from tandem.collect.probe import Knows, ProbeSource, probes
 from tandem.collect.words import fresh_text
 from tandem.ports import Completion
 from tandem.records import Deployment, Incarnation, Member, ProbeSettings, Role, Trait
 from tandem.records import vocabulary as v
+from tandem.records.deployment import PATHS_MAX
 
 CELL = "prefill-0>decode-0"
+COSTS = (v.PROBES_SENT_TOTAL, v.PROBE_TOKENS_TOTAL)
 DONE = Completion(
     status="completed", token_ids=(1, 2), latency_s=0.1, kv_moved=True, prompt_tokens=24
 )
@@ -69,7 +74,8 @@ class Bench:
         self.live("prefill-0", "p1")
         self.live("decode-0", "d1")
         settings = options.pop("settings", ProbeSettings(deadline_s=5.0))
-        options.setdefault("safety", safe())
+        about = ("safety", "recently_completed", "released", "page_tokens", "context_tokens")
+        told = {name: options.pop(name) for name in about if name in options}
         self.source = ProbeSource(
             CELL,
             ("prefill-0", "decode-0"),
@@ -77,6 +83,7 @@ class Bench:
             settings,
             self.clock,
             self.lives,
+            knows=Knows(**{"safety": safe(), **told}),
             **options,
         )
 
@@ -84,9 +91,18 @@ class Bench:
         self.lives.saw(member, Incarnation(id=life, started_at=1.0))
 
     async def look(self):
-        """What one look says, by name; the probe's own word under `probe`."""
+        """What one look says, by name; the probe's own word under `probe`, costs left out."""
         harvest = await self.source.collect()
-        return {seen.name: seen.value for seen in harvest.observations}
+        return {
+            seen.name: seen.value
+            for seen in harvest.observations
+            if not seen.label and seen.subject == CELL and seen.name not in COSTS
+        }
+
+    async def long_look(self):
+        """What one look says of a long probe."""
+        harvest = await self.source.collect()
+        return {seen.name: seen.value for seen in harvest.observations if seen.label == v.LONG}
 
 
 @pytest.fixture
@@ -174,6 +190,150 @@ class TestOneProbe:
         assert bench.path.given_up == 1
 
 
+class TestSizes:
+    """How much is sent."""
+
+    @pytest.mark.parametrize(("page", "words"), [(None, 24), (1, 24), (64, 72)])
+    async def test_a_probe_is_longer_than_one_page(self, page, words):
+        """The larger page of the two engines is passed, or nothing would have to move."""
+        bench = Bench(page_tokens={"prefill-0": 1, "decode-0": page}.get)
+        bench.path.end.set()
+        await bench.look()
+
+        assert len(bench.path.sent[0].split()) == words
+
+    @pytest.mark.parametrize(("context", "words"), [(None, 512), (4096, 512), (600, 300)])
+    async def test_after_a_restart_one_short_and_one_long_probe_are_owed(self, context, words):
+        """Both are sent soon, whatever traffic flows; then probes are short again."""
+        bench = Bench(
+            context_tokens=lambda _: context, recently_completed=lambda _: bool(bench.path.sent[2:])
+        )
+        bench.path.end.set()
+        await bench.look()
+        bench.live("decode-0", "d2")
+        said = await bench.look()
+        soon = bench.source.interval_s
+        long = await bench.long_look()
+        idle = await bench.look()
+
+        assert [len(text.split()) for text in bench.path.sent] == [24, 24, words]
+        assert (said[v.PROBE], soon, long[v.PROBE]) == ("completed", 1.0, "completed")
+        assert idle == {}
+
+    async def test_a_late_long_probe_is_an_overdue_path(self, bench):
+        """It has three deadlines; then the path's own word is late as well, and it stays alone."""
+        bench.path.end.set()
+        await bench.look()
+        bench.live("decode-0", "d2")
+        await bench.look()
+        bench.path.end.clear()
+        sent_at = bench.clock.now()
+        harvest = await bench.source.collect()
+        words = {(one.label, one.value) for one in harvest.observations if one.name == v.PROBE}
+        waited_s = bench.clock.now() - sent_at
+        later = await bench.look()
+
+        assert words == {("", "late"), (v.LONG, "late")}
+        assert (waited_s, later[v.PROBE], len(bench.path.sent)) == (15.0, "stuck", 3)
+
+    async def test_a_size_that_is_refused_says_nothing_of_the_path(self, bench):
+        """A context too short for the long probe is told of that probe alone, and not retried."""
+        bench.path.end.set()
+        await bench.look()
+        bench.live("decode-0", "d2")
+        await bench.look()
+        bench.path.completion = Completion(status="failed", detail="too long", refused=True)
+        said = await bench.source.collect()
+        bench.path.completion = DONE
+        after = await bench.look()
+
+        about = {(one.name, one.label) for one in said.observations if one.name not in COSTS}
+        assert about == {(v.PROBE, v.LONG), (v.PROBE_DETAIL, v.LONG)}
+        assert (after[v.PROBE], len(bench.path.sent[-1].split())) == ("completed", 24)
+
+    async def test_a_routed_probe_is_never_long(self):
+        """Nobody can tell whether it would take the cell that was restarted."""
+        bench = Bench(engines=("decode-0",))
+        bench.path.end.set()
+        await bench.look()
+        bench.live("decode-0", "d2")
+        await bench.look()
+        await bench.look()
+
+        assert {len(text.split()) for text in bench.path.sent} == {24}
+
+
+class TestProof:
+    """What counts as proof, and what it costs."""
+
+    async def test_an_answer_without_kv_seen_to_move_is_unproven(self, bench):
+        """Two good replies prove no hand-off where the transfer counter stood still."""
+        bench.path.completion = dataclasses.replace(DONE, kv_moved=False)
+        bench.path.end.set()
+        said = await bench.look()
+
+        assert (said[v.PROBE], said[v.PROBE_KV_MOVED]) == ("unproven", False)
+        assert "no KV was seen to move" in said[v.PROBE_DETAIL]
+
+    async def test_probes_and_their_tokens_are_counted(self, bench):
+        """What was computed counts where it is known, else what was asked for."""
+        bench.path.end.set()
+        await bench.source.collect()
+        bench.path.completion = Completion(status="failed", detail="no")
+        harvest = await bench.source.collect()
+        costs = {one.name: one.value for one in harvest.observations if one.name in COSTS}
+
+        assert costs == {v.PROBES_SENT_TOTAL: 2, v.PROBE_TOKENS_TOTAL: 26 + 26}
+
+
+class TestOneStuckProbe:
+    """At most one stuck probe per path and life."""
+
+    async def lost(self, **options):
+        """A bench whose probe was late, and then ended without an answer."""
+        bench = Bench(**options)
+        await bench.look()
+        bench.path.completion = Completion(status="failed", detail="decode: HTTP 500")
+        bench.path.end.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return bench, await bench.source.collect()
+
+    async def test_a_path_whose_room_may_be_held_is_not_probed_again(self):
+        """A late probe that failed left its room behind, as far as anybody has seen."""
+        bench, ended = await self.lost()
+        said = await bench.look()
+
+        assert "failed" in [one.value for one in ended.observations if one.name == v.PROBE]
+        assert (said[v.PROBE], len(bench.path.sent)) == ("stuck", 1)
+        assert said[v.PROBE_DETAIL] == (
+            "it ended after 5 s without an answer (decode: HTTP 500), and its room was not seen "
+            "released"
+        )
+
+    async def test_once_its_queues_were_seen_empty_it_is_probed_again(self):
+        """A hand-off queue that was empty since then holds no room of ours."""
+        empty_at = [0.0]
+        bench, _ = await self.lost(
+            released=lambda members, since: (
+                members == ("prefill-0", "decode-0") and empty_at[0] >= since
+            )
+        )
+        held = (await bench.look())[v.PROBE]
+        empty_at[0] = bench.clock.now()
+        bench.path.completion = DONE
+
+        assert (held, (await bench.look())[v.PROBE]) == ("stuck", "completed")
+
+    async def test_a_new_life_holds_no_old_room(self):
+        """After a restart the path is probed at once."""
+        bench, _ = await self.lost()
+        bench.live("prefill-0", "p2")
+        bench.path.completion = DONE
+
+        assert (await bench.look())[v.PROBE] == "completed"
+
+
 class TestHeldBack:
     """Where no probe is sent."""
 
@@ -222,8 +382,54 @@ class TestHeldBack:
         assert bench.source.interval_s == 1.0
 
 
+def rows(harvest):
+    """The word of each subject."""
+    return {one.subject: one.value for one in harvest.observations if one.name == v.PROBE}
+
+
 class TestMatrix:
     """The sources of a deployment."""
+
+    async def test_pairs_of_ranks_are_paths_and_their_cell_has_one_word(self):
+        """Each pair is probed for itself, rarer; a stuck one is the word of the whole cell."""
+        prefill = Member(name="p0", role=Role.PREFILL, url="http://a", engine="sglang", dp_size=2)
+        decode = Member(name="d0", role=Role.DECODE, url="http://b", engine="sglang", dp_size=3)
+        asked = []
+
+        class Ranked:
+            async def complete_direct(self, prefill, decode, *, ranks, **_):
+                asked.append(ranks)
+                if ranks == (1, 2):
+                    await asyncio.Event().wait()
+                return DONE
+
+        sources = probes(
+            Deployment(name="x", members=(prefill, decode)),
+            {"sglang": Ranked()},
+            {},
+            ProbeSettings(),
+            Clock(),
+            Incarnations(),
+            safety=safe(),
+        )
+        last, *others = reversed(sources)
+        first = rows(await others[-1].collect())
+        await last.collect()
+        after = rows(await others[-1].collect())
+        await last.close()
+
+        assert (len(sources), others[-1].name, last.name) == (
+            6,
+            "probe:p0/dp0>d0/dp0",
+            "probe:p0/dp1>d0/dp2",
+        )
+        assert others[-1].interval_s == 10.0
+        assert asked == [(0, 0), (1, 2), (0, 0)]
+        assert (first["p0>d0"], after["p0/dp0>d0/dp0"], after["p0>d0"]) == (
+            "completed",
+            "completed",
+            "late",
+        )
 
     async def test_every_cell_directly_and_the_router_once(self):
         """Two prefills and one decode behind a router give two direct probes and a routed one."""
@@ -259,6 +465,20 @@ class TestMatrix:
 
         assert [source.name for source in sources] == ["probe:p0>d0", "probe:p1>d0", "probe:r"]
         assert calls == [("p0", "d0"), ("p1", "d0"), ("r", False)]
+
+
+@given(st.integers(1, 70), st.integers(1, 70))
+def test_every_rank_is_on_a_path_and_paths_are_bounded(prefills, decodes):
+    """Every rank of both sides is probed, all pairs where these are not too many."""
+    members = (
+        Member(name="p", role=Role.PREFILL, url="", engine="sglang", dp_size=prefills),
+        Member(name="d", role=Role.DECODE, url="", engine="sglang", dp_size=decodes),
+    )
+    paths = Deployment(name="x", members=members).paths()
+
+    assert len({one.subject for one in paths}) == len(paths) <= PATHS_MAX
+    assert {one.prefill_dp or 0 for one in paths} == set(range(prefills))
+    assert {one.decode_dp or 0 for one in paths} == set(range(decodes))
 
 
 def test_probe_texts_are_fresh_and_of_the_wanted_length():
