@@ -8,7 +8,7 @@ Pure: everything is read from a `Facts` window, at its `now`.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tandem.facts import Facts, Reading, Sample
@@ -26,6 +26,8 @@ LOOK_FRESH_S = 15.0
 """What was last seen longer ago than this is not known to be so now."""
 UNWATCHED_S = 30.0
 """Nobody knows what happened in a gap this long between two looks."""
+HOLE_S = 3.5
+"""Looks further apart than this, and than half a window, say nothing of what was between them."""
 STARTED_LATELY_S = 15.0
 """A member that started within this long is still finding its peers."""
 LIVE = "loads"
@@ -62,14 +64,19 @@ class Life(NamedTuple):
 def covering(samples: Sequence[Sample], since: float, now: float) -> list[Sample] | None:
     """The samples that speak of all of [since, now]: the last one before, and those inside.
 
-    None when the stretch is not covered: nothing before it, fewer than two samples inside, or the
-    newest one older than half of it. A gap is never read as silence.
+    None when the stretch is not covered: nothing before it, fewer than two samples inside, the
+    newest one older than half of it, or a hole that long in it (a collector that was paused). A gap
+    is never read as silence.
     """
     inside = [sample for sample in samples if since < sample.at <= now]
     before = next((sample for sample in reversed(samples) if sample.at <= since), None)
     if before is None or len(inside) < 2 or now - inside[-1].at > (now - since) / 2:
         return None
-    return [before, *inside]
+    over = [before, *inside]
+    hole_s = max(HOLE_S, (now - since) / 2)
+    if any(later.at - earlier.at > hole_s for earlier, later in itertools.pairwise(over)):
+        return None
+    return over
 
 
 def floor(facts: Facts, member: str, name: str, window_s: float) -> Reading | None:
@@ -161,13 +168,44 @@ def explained(facts: Facts, prefill: str, window_s: float) -> float | None:
     """Hand-offs in flight at a time, on average, that the completed ones account for.
 
     Little's law: the seconds spent by those that completed over the seconds that passed. Where an
-    engine gives no durations, one second each is assumed, which is generous. None where nothing
-    tells how many completed.
+    engine gives no durations, one second each is assumed, which is generous. A counter that never
+    moved may be unwired: then the next best one is read. None where nothing tells how many
+    completed.
     """
-    spent = grown(facts, prefill, v.TRANSFER_SECONDS_TOTAL, window_s)
-    moved = grown(facts, prefill, v.TRANSFERS_TOTAL, window_s)
-    known = spent or moved
-    return None if known is None else known.value / window_s
+    counters = (v.TRANSFER_SECONDS_TOTAL, v.TRANSFERS_TOTAL, v.REQUESTS_TOTAL)
+    readings = [
+        reading
+        for name in counters
+        if (reading := grown(facts, prefill, name, window_s)) is not None
+        and not never_moved(facts, prefill, name)
+    ]
+    if readings:
+        return readings[0].value / window_s
+    # All of them at zero: nothing ever completed, unless it computes and none of them is wired.
+    known = any(grown(facts, prefill, name, window_s) is not None for name in counters)
+    works = beyond_health(facts, prefill, window_s)
+    return None if not known or (works is not None and works.value > 0) else 0.0
+
+
+def never_moved(facts: Facts, member: str, name: str) -> bool:
+    """Whether a counter is still at zero: nothing happened in this life, or it is unwired."""
+    newest = facts.latest(member, name)
+    return newest is not None and newest.value == 0
+
+
+def holds(facts: Facts, member: str, names: Iterable[str]) -> bool:
+    """Whether one of these live queues held anything when it was last seen: a quick first look."""
+    return any((level := queued(facts, member, name)) is not None and level >= 1 for name in names)
+
+
+def queued(facts: Facts, member: str, name: str) -> float | None:
+    """The level of a live queue when it was last seen; None when no recent look showed it."""
+    for seen in reversed(facts.rows(member, name)):
+        if facts.now - seen.at > LOOK_FRESH_S:
+            return None
+        if seen.source == LIVE and isinstance(seen.value, int | float):
+            return float(seen.value)
+    return None
 
 
 def chance(held: float, mean: float, looks: float) -> float:
@@ -228,11 +266,12 @@ def ends(facts: Facts, subject: str) -> tuple[str | None, str | None]:
 def risen(facts: Facts, member: str, name: str, least: float = 1.0) -> Sample | None:
     """Where the present unbroken stretch of a live queue at `least` or more began; None when below.
 
-    When it was that long as far back as is known, the first sample.
+    When it was that long as far back as is known, the first sample; no stretch reaches across
+    `UNWATCHED_S`.
     """
     first = None
     for sample in reversed(facts.numbers(member, name, source=LIVE)):
-        if sample.value < least:
+        if sample.value < least or (first is not None and first.at - sample.at > UNWATCHED_S):
             break
         first = sample
     return first

@@ -21,7 +21,7 @@ from faults import (
     stall_without_restart,
     still,
 )
-from scenes import CELL, DECODE, PREFILL, ROUTER, T0, Scene
+from scenes import CELL, DECODE, PREFILL, T0, Scene
 from tandem.detect import detect
 from tandem.records import Thresholds
 from tandem.records import vocabulary as v
@@ -130,20 +130,29 @@ class TestNotAStall:
     """Everything that must raise nothing that calls for action."""
 
     @pytest.mark.parametrize(
-        "paint", [near_miss, idle, burst, cold_start, lost_response], ids=lambda one: one.__name__
+        "paint", [near_miss, idle, burst, lost_response], ids=lambda one: one.__name__
     )
     def test_nothing_is_found(self, paint):
-        """Restarts with leases, idle gaps, bursts, cold starts and lost answers are no stall."""
+        """Restarts with leases, idle gaps, bursts and lost answers are no stall."""
         assert opened(paint()) == []
 
-    @pytest.mark.parametrize("paint", [long_prefill, overload], ids=lambda one: one.__name__)
-    def test_slowness_is_told_and_never_repaired(self, paint):
-        """A long prefill and overload are slow but moving, after half a minute."""
+    @pytest.mark.parametrize(
+        ("paint", "since_s", "reason"),
+        [
+            (long_prefill, 90.0, "long prefill"),
+            (overload, 90.0, "overload"),
+            (cold_start, 27.0, "cold start"),
+        ],
+        ids=lambda one: getattr(one, "__name__", ""),
+    )
+    def test_slowness_is_told_by_its_reason_and_never_repaired(self, paint, since_s, reason):
+        """A long prefill, overload and a cold start are slow but moving, after half a minute."""
         told = watched(paint())
 
         assert told
         assert {(one.kind, one.actionable) for _, one in told} == {("slow-but-moving", False)}
-        assert all(at >= 90.0 for at, _ in told)
+        assert any(f"({reason}; no stall)" in one.summary for _, one in told)
+        assert all(at >= since_s for at, _ in told)
 
     def test_a_chunk_longer_than_the_flat_time_is_no_stall(self):
         """A prefill whose chunks take eight seconds of computing is not silent."""
@@ -175,13 +184,13 @@ class TestNotAStall:
         assert "silent-stall" not in [kind for kind, _ in opened(scene.run(20))]
 
     def test_a_late_probe_of_empty_engines_is_no_stall(self):
-        """Engines that show empty queues hold nothing: a late probe alone is not enough."""
-        scene = still(serving())
-        scene.offered = scene.active = 0.0
+        """Engines that show empty queues hold nothing: one answer may have got lost."""
+        scene = still(serving(router=False))
         scene.probes[CELL] = "stuck"
-        scene.probes[ROUTER] = "stuck"
 
-        assert opened(scene.run(30)) == []
+        assert {(one.kind, one.actionable) for _, one in watched(scene.run(30))} == {
+            ("health-lies", False)
+        }
 
     def test_a_paused_collector_is_no_stall(self):
         """A gap of half a minute in every series is not silence."""
@@ -245,7 +254,7 @@ class TestPartial:
         [(kind, at)] = opened(scene.run(70))
 
         assert kind == "partial-stall"
-        assert 54.0 <= at - 60.0 <= 57.0
+        assert 45.0 <= at - 60.0 <= 48.0
 
     def test_it_hands_its_onset_to_the_silence_that_follows(self):
         """The silent stall carries the partial one's onset, which closes in that very turn."""

@@ -1,45 +1,63 @@
-"""A partial stall: some hand-offs of a prefill hang while others flow. It is how silence begins.
+"""A partial stall: some hand-offs of a path hang while others flow. It is how silence begins.
 
-For: `partial-stall`, by an inflight floor that traffic does not explain, and a second process that
-knows of it. Not for: a path on which nothing completes (`silent`).
+For: `partial-stall`, by a floor that traffic does not explain (a queue that never returns to zero)
+and a second witness: a request whose age is an outlier, requests minus responses at the router, or
+the other engine. Not for: a path on which nothing completes (`silent`).
 """
 
 from tandem import signs
-from tandem.detect.candidate import Candidate, server
+from tandem.detect.candidate import Candidate, client, joined, server
 from tandem.detect.settled import settled
-from tandem.detect.waiting import overdue_probe
+from tandem.detect.waiting import backlog, overdue_probe
 from tandem.facts import Facts, Reading
-from tandem.records import Role, Thresholds, Witness
+from tandem.records import Path, Role, Thresholds, Witness
 from tandem.records import vocabulary as v
 
 SLOW_TRANSFERS = 5.0
 """A hand-off is overdue only past this many mean durations of those that completed."""
-STRETCHES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+STRETCHES = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0)
 """Windows tried for a partial stall, in `partial_floor_s`: busier paths need longer looks."""
 CHANCE_MAX = 1e-9
 """A floor likelier than this under Little's law is traffic: at 1 Hz one false look in 30 years."""
 BURSTY = 2.0
 """Real arrivals are burstier than Poisson: the mean in flight is taken this much larger."""
+LEASED = 4.0
+"""How many `partial_floor_s` a hand-off may be held that no decode knows of while a client waits
+for something: longer than the leases engines are known to use (30 s)."""
 ORPHANED = 5.0
-"""How many `partial_floor_s` a hand-off may be held that no decode and no client knows of:
-longer than the leases engines are known to use (30 s)."""
+"""The same where no client waits either: then nobody is hurt yet, and it may still be let go."""
+EMPTY_LOOKS_MIN = 3
+"""How often, and over half the window, every prefill must have been seen with nothing in hand."""
 
 
 def partial(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
-    """Every prefill whose hand-offs hang in part at this moment."""
-    prefills = facts.deployment.of(Role.PREFILL)
-    return [found for one in prefills if (found := _partial(facts, one.name, thresholds))]
+    """The paths whose hand-offs hang in part at this moment; of one cause one."""
+    held = [
+        found
+        for one in facts.deployment.of(Role.PREFILL)
+        if signs.holds(facts, one.name, (v.INFLIGHT_QUEUE_REQS,))
+        and (found := _held_by_prefill(facts, one.name, thresholds))
+    ]
+    told = {name for one in held for name in one.members}
+    waited = [
+        found
+        for cell in facts.deployment.cells()
+        if cell.decode not in told
+        and signs.holds(facts, cell.decode, (v.TRANSFER_QUEUE_REQS,))
+        and (found := _waited_by_decode(facts, cell, thresholds))
+    ]
+    return [joined(facts, group, "stall in part") for group in (held, _per_decode(waited)) if group]
 
 
-def _partial(facts: Facts, prefill: str, thresholds: Thresholds) -> Candidate | None:
+def _held_by_prefill(facts: Facts, prefill: str, thresholds: Thresholds) -> Candidate | None:
     """Some hand-offs of a prefill hang: more than traffic explains, and another process agrees."""
     typical_s = signs.transfer_s(facts, prefill)
+    decodes = [one.name for one in facts.deployment.of(Role.DECODE)]
     for times in STRETCHES:
         window_s = max(thresholds.partial_floor_s, SLOW_TRANSFERS * typical_s) * times
         held = _unexplained(facts, prefill, window_s)
         if held is None:
             continue
-        decodes = [one.name for one in facts.deployment.of(Role.DECODE)]
         sure = [
             (name, other)
             for name in decodes
@@ -69,10 +87,9 @@ def _other_side(
     facts: Facts, prefill: str, decode: str, window_s: float, thresholds: Thresholds
 ) -> Witness | None:
     """Who else knows that hand-offs to this decode hang."""
-    probe = overdue_probe(facts, f"{prefill}>{decode}")
+    probe = _old_request(facts, f"{prefill}>{decode}")
     if probe is not None:
-        said = f"the probe of {prefill}>{decode} got no answer ({probe.value})"
-        return Witness(side="client", statement=said, evidence=(probe.id,))
+        return probe
     waiting = signs.floor(facts, decode, v.TRANSFER_QUEUE_REQS, window_s)
     if waiting is None:
         return None
@@ -81,13 +98,24 @@ def _other_side(
             f"{decode} has waited for {waiting.value:.0f} or more hand-offs for {window_s:.0f} s",
             waiting.evidence,
         )
-    if window_s >= ORPHANED * thresholds.partial_floor_s:
+    times = window_s / thresholds.partial_floor_s
+    if times >= LEASED and (waits := backlog(facts, window_s)) is not None:
+        return waits
+    if times >= ORPHANED:
         return server(
             f"{decode} waits for none of them: its transfer queue was empty within the last "
             f"{window_s:.0f} s",
             waiting.evidence,
         )
     return None
+
+
+def _old_request(facts: Facts, subject: str) -> Witness | None:
+    """The client of a request whose age is an outlier: our own probe, which others overtake."""
+    probe = overdue_probe(facts, subject)
+    if probe is None:
+        return None
+    return client(f"the probe of {subject} got no answer ({probe.value})", (probe.id,))
 
 
 def _hanging(
@@ -111,3 +139,62 @@ def _hanging(
         summary=f"some hand-offs on {subject} never end: {statement}, and {sure[0][1].statement}",
         witnesses=(sure[0][1], server(statement, held.evidence)),
     )
+
+
+def _waited_by_decode(facts: Facts, cell: Path, thresholds: Thresholds) -> Candidate | None:
+    """A decode waits for hand-offs that no prefill has: it was given up there, or never known."""
+    for times in (1.0, ORPHANED):
+        window_s = thresholds.partial_floor_s * times
+        low = signs.floor(facts, cell.decode, v.TRANSFER_QUEUE_REQS, window_s)
+        if low is None or low.value < 1 or not settled(facts, (cell.decode,), window_s):
+            return None
+        empty = _nothing_in_hand(facts, window_s)
+        if not empty:
+            return None
+        waits = _old_request(facts, cell.subject) or backlog(facts, window_s)
+        if waits is None and times < ORPHANED:
+            continue
+        said = (
+            f"{cell.decode} has waited for {low.value:.0f} or more hand-offs for {window_s:.0f} s"
+        )
+        nobody = server("no prefill had any request in hand meanwhile", empty)
+        rose = signs.risen(facts, cell.decode, v.TRANSFER_QUEUE_REQS)
+        other = waits or nobody
+        return Candidate(
+            kind="partial-stall",
+            subject=cell.decode,
+            members=(cell.prefill, cell.decode),
+            onset_at=facts.now - window_s if rose is None else rose.at,
+            summary=f"some hand-offs to {cell.decode} never come: {said}, {nobody.statement}"
+            + (f", and {waits.statement}" if waits else ""),
+            witnesses=(other, server(said, (*low.evidence, *nobody.evidence))),
+        )
+    return None
+
+
+def _nothing_in_hand(facts: Facts, window_s: float) -> tuple[int, ...]:
+    """The looks at which every prefill had nothing queued and nothing running; () when too few."""
+    cited: list[int] = []
+    for prefill in facts.deployment.of(Role.PREFILL):
+        names = [name for name, _ in signs.QUEUES[Role.PREFILL]] + [v.RUNNING_REQS]
+        series = [
+            facts.numbers(prefill.name, name, since=facts.now - window_s, source=signs.LIVE)
+            for name in names
+        ]
+        levels: dict[float, float] = {}
+        for samples in series:
+            for sample in samples:
+                levels[sample.at] = levels.get(sample.at, 0.0) + sample.value
+        empty = sorted(at for at, level in levels.items() if level == 0)
+        if len(empty) < EMPTY_LOOKS_MIN or empty[-1] - empty[0] < window_s / 2:
+            return ()
+        cited += [one.id for one in series[0] if one.at in (empty[0], empty[-1])]
+    return tuple(cited)
+
+
+def _per_decode(waited: list[Candidate]) -> list[Candidate]:
+    """One for each decode: which of the prefills it waits for cannot be told."""
+    found: dict[str, Candidate] = {}
+    for one in waited:
+        found.setdefault(one.subject, one)
+    return list(found.values())

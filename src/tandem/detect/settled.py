@@ -34,3 +34,10 @@ def settled_at(facts: Facts, member: str) -> float | None:
     if not answered or (asked and healthy is None):
         return None
     return max(min(answered), healthy or float("-inf"))
+
+
+def completed_nothing(facts: Facts, member: str) -> bool:
+    """Whether an engine has not completed a request in its present life, as far as it counts."""
+    ended = facts.last(member, v.REQUESTS_TOTAL)
+    # Engines leave the counter out until the first request of a life is done.
+    return ended is not None and (ended.missing is not None or ended.value == 0)

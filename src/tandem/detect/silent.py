@@ -8,7 +8,7 @@ For: `silent-stall`. Not for: naming the cause, nor for paths on which anything 
 from typing import NamedTuple
 
 from tandem import signs
-from tandem.detect.candidate import Candidate, server
+from tandem.detect.candidate import Candidate, joined, server
 from tandem.detect.settled import settled
 from tandem.detect.waiting import client_of, completed_probe, overdue_probe
 from tandem.facts import Facts, Reading
@@ -36,12 +36,22 @@ class _Pinned(NamedTuple):
 
 def silent(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
     """The silence at this moment, as one candidate however many cells it spans; or none."""
-    cells = facts.deployment.cells()
-    found = [one for cell in cells if (one := _silent(facts, cell, thresholds))]
+    holding = {
+        member.name: signs.holds(
+            facts, member.name, (name for name, _ in signs.QUEUES[member.role])
+        )
+        for member in facts.deployment.members
+    }
+    found = [
+        one
+        for cell in facts.deployment.cells()
+        if (holding[cell.prefill] or holding[cell.decode] or overdue_probe(facts, cell.subject))
+        and (one := _silent(facts, cell, thresholds))
+    ]
     # Where both ends of a cell hold requests, the silence of its row and column is the same one.
     both = [one for one, ends in found if ends == 2]
     silent_cells = both or [one for one, _ in found]
-    return [_joined(facts, silent_cells)] if silent_cells else []
+    return [joined(facts, silent_cells, "are silent")] if silent_cells else []
 
 
 def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> tuple[Candidate, int] | None:
@@ -127,10 +137,16 @@ def _still(facts: Facts, member: str, flat_s: float) -> Reading | None:
     proof = _flat(facts, member, flat_s)
     tokens = signs.grown(facts, member, v.PROGRESS_TOKENS_TOTAL, flat_s)
     used = signs.busy(facts, member, flat_s)
-    if proof is None or tokens is None or tokens.value > 0 or used is None:
+    if proof is None or tokens is None or tokens.value > 0:
         return proof
+    unwired = signs.never_moved(facts, member, v.PROGRESS_TOKENS_TOTAL)
+    if used is None:
+        return None if unwired else proof
     if used.value < signs.BUSY_CPU:
         return Reading(flat_s, (*proof.evidence, *used.evidence))
+    if unwired:
+        # It computes, and the counter that would show what has never moved: that proves nothing.
+        return None
     # It computes and not even a health check gets through: one long step looks like this.
     life = facts.incarnation(member)
     ever = facts.numbers(member, v.REQUESTS_TOTAL)
@@ -155,24 +171,6 @@ def _health(facts: Facts, members: tuple[str, ...], since: float) -> str:
     if not good:
         return ""
     return f", while /health answered 200 in {good} of {len(rows)} looks"
-
-
-def _joined(facts: Facts, silent: list[Candidate]) -> Candidate:
-    """Several silent cells as one: named by the member they share, or by the deployment."""
-    if len(silent) == 1:
-        return silent[0]
-    first = min(silent, key=lambda one: (one.onset_at, one.subject))
-    shared = set(silent[0].members).intersection(*(one.members for one in silent))
-    subject = min(shared) if len(shared) == 1 else facts.deployment.name
-    members = tuple(dict.fromkeys(name for one in silent for name in one.members))
-    return Candidate(
-        kind=first.kind,
-        subject=subject,
-        members=members,
-        onset_at=first.onset_at,
-        summary=f"{len(silent)} paths are silent; the first: {first.summary}",
-        witnesses=first.witnesses,
-    )
 
 
 def _and(parts: list[str]) -> str:

@@ -9,14 +9,16 @@ from tandem import signs
 from tandem.detect.candidate import Candidate, client, server
 from tandem.detect.waiting import PROBE_FRESH_S
 from tandem.facts import Facts, Reading, Sample
-from tandem.records import Path, Witness
+from tandem.records import Path, Role, Witness
 from tandem.records import vocabulary as v
 
+COUNTERS = (v.TRANSFER_FAILED_TOTAL, v.BOOTSTRAP_FAILED_TOTAL)
 RISING_S = 60.0
 """How far back a rise counts as going on."""
 RISES_MIN = 2
 """One jump is an event; a second, later one is a state."""
 FAILURES_MIN = 3
+SERVER_ERRORS = ("500", "502", "503", "504")
 RESTART_SHADOW_S = 15.0
 """Failures this close to the start of either side are that restart's."""
 
@@ -28,6 +30,8 @@ def failing(facts: Facts) -> list[Candidate]:
 
 
 def _rising(facts: Facts, cell: Path) -> Candidate | None:
+    if not any(_counts(facts, name) for name in (cell.prefill, cell.decode)):
+        return None
     sides = {name: _rises(facts, cell, name) for name in (cell.prefill, cell.decode)}
     count = {name: sum(by for _, by in rises) for name, rises in sides.items()}
     loud = max(count, key=lambda name: (count[name], name))
@@ -53,14 +57,23 @@ def _rising(facts: Facts, cell: Path) -> Candidate | None:
     )
 
 
+def _counts(facts: Facts, member: str) -> bool:
+    """Whether any failure was ever counted in this life: a quick first look."""
+    newest = [facts.latest(member, name) for name in COUNTERS]
+    return any(seen is not None and seen.value not in (0, None) for seen in newest)
+
+
 def _rises(facts: Facts, cell: Path, member: str) -> list[tuple[Sample, float]]:
-    """Each look at which the failure counter had risen, no restart near, with by how much."""
-    samples = facts.numbers(member, v.TRANSFER_FAILED_TOTAL, since=facts.now - RISING_S)
+    """Each look at which a failure counter had risen, no restart near, with by how much."""
     rises = [
         (later, later.value - earlier.value)
-        for earlier, later in itertools.pairwise(samples)
+        for name in COUNTERS
+        for earlier, later in itertools.pairwise(
+            facts.numbers(member, name, since=facts.now - RISING_S)
+        )
         if later.value > earlier.value
     ]
+    rises.sort()
     if not rises:
         return []
     starts = [
@@ -76,7 +89,7 @@ def _rises(facts: Facts, cell: Path, member: str) -> list[tuple[Sample, float]]:
 def _second(
     facts: Facts, cell: Path, sides: dict[str, list[tuple[Sample, float]]], loud: str
 ) -> Witness | None:
-    """A failed or overdue probe of the cell, or the other engine counting failures too."""
+    """A failed or overdue probe of the cell, the other engine counting too, or failed answers."""
     probe = facts.latest(cell.subject, v.PROBE)
     fresh = probe is not None and facts.now - probe.at <= PROBE_FRESH_S
     if probe is not None and fresh and probe.value in ("failed", "late", "stuck"):
@@ -85,4 +98,18 @@ def _second(
         if name != loud and rises:
             by = Reading(sum(step for _, step in rises), (rises[0][0].id, rises[-1][0].id))
             return server(f"{name} counted {by.value:.0f} as well", by.evidence)
+    return _errors(facts)
+
+
+def _errors(facts: Facts) -> Witness | None:
+    """A router that answered its clients with HTTP 5xx meanwhile."""
+    since = facts.now - RISING_S
+    for router in facts.deployment.of(Role.ROUTER):
+        for status in SERVER_ERRORS:
+            grown = facts.growth(router.name, v.ROUTER_RESPONSES_TOTAL, status, since=since)
+            if grown is not None and grown.value > 0:
+                return client(
+                    f"{router.name} answered {grown.value:.0f} requests with HTTP {status}",
+                    grown.evidence,
+                )
     return None

@@ -65,6 +65,29 @@ def open_requests(facts: Facts, router: str, thresholds: Thresholds) -> Witness 
     return None
 
 
+def backlog(facts: Facts, window_s: float) -> Witness | None:
+    """A router's testimony that requests minus responses never returned to zero."""
+    since = facts.now - window_s
+    for router in facts.deployment.of(Role.ROUTER):
+        asked = facts.numbers(router.name, v.ROUTER_REQUESTS_TOTAL, since=since - window_s)
+        sent = facts.numbers(router.name, v.ROUTER_RESPONSES_TOTAL, since=since - window_s)
+        answers = {sample.at: sample.value for sample in sent}
+        both = [
+            sample._replace(value=sample.value - answers[sample.at])
+            for sample in asked
+            if sample.at in answers
+        ]
+        over = signs.covering(both, since, facts.now)
+        least = min((sample.value for sample in over or ()), default=0.0)
+        if over and least > 0:
+            return client(
+                f"{router.name}'s requests minus its responses were never below {least:.0f} "
+                f"in the last {window_s:.0f} s",
+                (over[0].id, over[-1].id),
+            )
+    return None
+
+
 def held_by_router(facts: Facts, member: str, thresholds: Thresholds) -> Witness | None:
     """The router's testimony that it never stopped waiting for one worker."""
     since = facts.now - thresholds.floor_s

@@ -2,6 +2,21 @@
 
 from tandem.records.record import Record
 
+KINDS = (
+    "silent-stall",
+    "partial-stall",
+    "member-down",
+    "member-paused",
+    "member-restarting",
+    "transfer-failures-rising",
+    "health-lies",
+    "router-disagrees",
+    "corruption-suspected",
+    "restart-hazard",
+    "slow-but-moving",
+)
+"""Every kind of finding, as docs/operating/findings.md tells them."""
+
 
 class Thresholds(Record, frozen=True, kw_only=True):
     """The numbers detect works with, from `[detect]`; every one is seconds or a count."""
@@ -30,9 +45,8 @@ class Witness(Record, frozen=True, kw_only=True):
 class Finding(Record, frozen=True, kw_only=True):
     """One thing wrong with one path or member; one finding per cause, not per symptom.
 
-    `kind`: silent-stall, partial-stall, member-down, transfer-failures-rising, health-lies,
-    router-disagrees, slow-but-moving. `onset_at` is when it began, not when it was noticed.
-    `actionable` is False for findings that are told but never repaired (slow-but-moving).
+    `kind` is one of `KINDS`. `onset_at` is when it began, not when it was noticed.
+    `actionable` is False for what is told and never handed on: it opens no incident.
     """
 
     id: str
@@ -47,3 +61,5 @@ class Finding(Record, frozen=True, kw_only=True):
     """Member name to the incarnation id it speaks of."""
     actionable: bool = True
     closed_at: float | None = None
+    recurred_at: tuple[float, ...] = ()
+    """When it came back after it had cleared, the newest few times; it is the same finding."""
