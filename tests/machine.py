@@ -83,6 +83,7 @@ PROBES: Mapping[str, Probe] = {
     "model": _model,
     "podman": _program("podman"),
     "prometheus": _program("prometheus"),
+    "promtool": _program("promtool"),
     "ptrace": _ptrace,
     "root": _root,
     "router": _router,

@@ -20,8 +20,11 @@ import typer
 import tidy
 from tandem.cli.app import app
 from tandem.config import load
+from tandem.exports import prometheus_rules
 from tandem.failures import discover
 from tandem.records import Settings
+from tandem.service.counts import Counts
+from tandem.service.exposition import page as metrics_page
 
 DOCS = tidy.ROOT / "docs"
 PAGES = [tidy.ROOT / "README.md", tidy.ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
@@ -114,6 +117,30 @@ class TestCommandsRun:
         assert "the proof holds" in ran[0].stdout
         assert run("cd examples/laptop\ntandem status", workspace).stdout.startswith("down;")
 
+    def test_the_watching_page_runs(self, workspace):
+        """Every `sh` block of the page about watching succeeds."""
+        ran = [run(block, workspace) for block in blocks(DOCS / "operating" / "watching.md")]
+
+        assert [(one.returncode, one.stderr) for one in ran if one.returncode] == []
+        assert ran[0].stdout == "WatchdogSec=30\n"
+
+    @pytest.mark.parametrize("name", re.findall(r"- alert: (\w+)", prometheus_rules()))
+    def test_an_alert_is_documented(self, name):
+        """Every alert has its row: what it sees, and what it cannot."""
+        page = (DOCS / "operating" / "watching.md").read_text()
+
+        assert re.search(rf"^\| `{name}` \|", page, re.MULTILINE)
+
+    def test_a_metric_is_documented(self):
+        """Every metric of the watch has its row."""
+        page = (DOCS / "operating" / "watching.md").read_text()
+        text = metrics_page(
+            Counts("x", 0.0).families(store_bytes=0, incidents={}), openmetrics=False
+        ).decode()
+        names = re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)
+
+        assert [name for name in names if f"`{name}`" not in page] == []
+
     def test_the_two_commands_exist(self):
         """`make demo` and `make test` are targets of the Makefile."""
         makefile = (tidy.ROOT / "Makefile").read_text()
@@ -144,6 +171,8 @@ class TestCommandsRun:
             name, *arguments = line.split()
             options = {one for one in arguments if one.startswith("--")} - {"--help"}
             command = known.get(name)
+            nested = getattr(command, "commands", {})
+            command = nested.get(arguments[0], command) if nested and arguments else command
             have = {one for param in getattr(command, "params", ()) for one in param.opts}
             if command is None or options - have:
                 unknown.append(line)

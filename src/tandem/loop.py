@@ -15,7 +15,7 @@ from tandem.detect import detect
 from tandem.errors import TandemError
 from tandem.facts import Facts
 from tandem.handling import open_incident, run_repair, why_not_automatic, write_down, written
-from tandem.parts import DETECT_WINDOW_S, STANDING, Parts, Tell, look, say
+from tandem.parts import DETECT_WINDOW_S, STANDING, Attendant, Parts, Tell, Turn, look, say
 from tandem.records import Finding, Incident, Outcome
 from tandem.unfinished import finish, unfinished
 
@@ -33,12 +33,17 @@ END_S = 60.0
 
 
 async def watch(
-    parts: Parts, *, hunch: str | None, tell: Tell, turns_max: int | None = None
+    parts: Parts,
+    *,
+    hunch: str | None,
+    tell: Tell,
+    turns_max: int | None = None,
+    attendant: Attendant | None = None,
 ) -> None:
     """Run the loop until cancelled (or for `turns_max` turns): one turn each watch interval.
 
-    What a killed Tandem left half done is finished first. Raises `RefusedError` when another watch
-    runs on the same store.
+    What a killed Tandem left half done is finished first. `attendant` hears of every turn. Raises
+    `RefusedError` when another watch runs on the same store.
     """
     with parts.store.lock("watch"):
         watcher = _Watcher(parts, hunch, tell)
@@ -49,11 +54,16 @@ async def watch(
         try:
             while turns_max is None or turns < turns_max:
                 began = parts.clock.now()
-                await watcher.turn()
+                looked = await watcher.turn()
                 turns += 1
-                spent = parts.clock.now() - began
+                now = parts.clock.now()
+                spent = now - began
+                if attendant is not None:
+                    attendant.turned(Turn(turns, now, spent, looked, watcher.open))
                 await parts.clock.sleep(max(0.05, parts.settings.watch.interval_s - spent))
         finally:
+            if attendant is not None:
+                attendant.ending()
             await watcher.end()
 
 
@@ -85,8 +95,8 @@ class _Watcher:
             if one.finding is not None and one.finding.id in known and one.report is not None
         }
 
-    async def turn(self) -> None:
-        """Look, detect, and hand a new actionable finding to the rest of the loop."""
+    async def turn(self) -> bool:
+        """Look, detect, hand a new actionable finding to the rest of the loop; whether it saw."""
         try:
             await self._turn()
         # A look that broke (a full disk, a bug) must not end the watching: it is told once, and
@@ -96,8 +106,9 @@ class _Watcher:
             if said != self.stumbled:
                 say(self.parts, self.tell, "failed", said)
             self.stumbled = said
-        else:
-            self.stumbled = ""
+            return False
+        self.stumbled = ""
+        return True
 
     async def _turn(self) -> None:
         facts = await look(self.parts)

@@ -5,12 +5,13 @@ For: `Parts`, built by `wiring.open_parts`. Not for: the order of the stages (`l
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from tandem.collect import Collector
+from tandem.collect import PATIENCE_S
 from tandem.errors import WorldError
 from tandem.facts import Facts
 from tandem.ports import Clock, Hands, Harvest, Mode
-from tandem.records import Change, Member, Observation, Settings, Trait
+from tandem.records import Change, Finding, Member, Observation, Settings, Trait
 from tandem.store import Store
 
 Tell = Callable[[str], None]
@@ -24,6 +25,39 @@ STANDING = "standing"
 """The journal of what was brought up and taken down by hand."""
 
 
+class Looks(Protocol):
+    """Whoever looks at everything that is due: the collector, or one that counts beside it."""
+
+    async def tick(self, patience_s: float = PATIENCE_S) -> Harvest:
+        """One look; see `Collector.tick`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a watch that came to its end."""
+
+    number: int
+    ended_at: float
+    seconds: float
+    looked: bool
+    """Whether it looked and judged; False when it broke, and saw nothing."""
+    findings: tuple[Finding, ...]
+    """Those that stand after it."""
+
+
+class Attendant(Protocol):
+    """Who is told how a watch goes: a service manager, a page of metrics."""
+
+    def turned(self, turn: Turn) -> None:
+        """A turn has ended."""
+        ...
+
+    def ending(self) -> None:
+        """The watch was told to stop; what it began may still be brought to its end."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Everything the loop works with, built by `wiring.open_parts`."""
@@ -32,7 +66,7 @@ class Parts:
     store: Store
     hands: Hands
     clock: Clock
-    collector: Collector
+    collector: Looks
     modes: tuple[Mode, ...]
     take_stacks: TakeStacks
 

@@ -51,18 +51,26 @@ class SystemClock:
 
 
 def find_settings(path: Path | None) -> Settings:
-    """The configuration asked for, or the nearest one: `TANDEM_CONFIG`, then upwards from here.
+    """The configuration asked for, or the nearest one: see `find_config`.
 
     Raises `ConfigError` when there is none or it is wrong.
+    """
+    return load(find_config(path))
+
+
+def find_config(path: Path | None) -> Path:
+    """The file asked for, or the nearest one: `TANDEM_CONFIG`, then upwards from here.
+
+    Raises `ConfigError` when there is none.
     """
     if path is None and os.environ.get(CONFIG_VARIABLE):
         path = Path(os.environ[CONFIG_VARIABLE])
     if path is not None:
-        return load(path)
+        return path
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / CONFIG_NAME).is_file():
-            return load(folder / CONFIG_NAME)
+            return folder / CONFIG_NAME
     raise ConfigError(
         f"There is no {CONFIG_NAME} in {here} or above it.",
         next_step="Go to the folder of one, or name it with --config.",

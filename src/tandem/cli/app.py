@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tandem import __version__
-from tandem.cli import deployment, reading, rehearsing, stages, watching
+from tandem.cli import deployment, exporting, reading, rehearsing, stages, watching
 from tandem.cli.help import Words, examples
 from tandem.visible import one_line
 
@@ -29,7 +29,7 @@ app = typer.Typer(
         ("tandem WORD --help", "every word teaches itself"),
     ),
 )
-for group in (deployment, watching, stages, reading, rehearsing):
+for group in (deployment, watching, exporting, stages, reading, rehearsing):
     group.add_words(app)
 
 

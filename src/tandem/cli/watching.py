@@ -5,13 +5,17 @@ For: running the loop, and one turn of it by hand. Not for: the single stages (`
 
 import sys
 import time
-from typing import Annotated
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from tandem.cli.help import DEPLOYMENT, INCIDENT, Config, Hunch, Json, examples
 from tandem.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from tandem.parts import Parts
 
 
 def add_words(app: typer.Typer) -> None:
@@ -41,11 +45,18 @@ def watch(hunch: Hunch = None, config: Config = None, json: Json = False) -> Non
     is `[policy]` in tandem.toml: `advise` (the default) seals evidence, diagnoses, plans and
     reports, and leaves acting to you.
     """
+    import faulthandler
+    import os
+
     from tandem.cli.running import with_parts
     from tandem.cli.show.times import utc
-    from tandem.loop import watch as run_watch
+    from tandem.service import Notifier, serve
 
     screen = Screen(json=json)
+    notifier = Notifier.of(os.environ)
+    if notifier.listened_to:
+        # The watchdog ends a turn that hangs with SIGABRT: the journal then has where it hung.
+        faulthandler.enable()
 
     def tell(sentence: str) -> None:
         now = time.time()
@@ -56,7 +67,10 @@ def watch(hunch: Hunch = None, config: Config = None, json: Json = False) -> Non
         else:
             screen.line(f"{utc(now)}  {sentence}")
 
-    with_parts(screen, config, lambda parts: run_watch(parts, hunch=hunch, tell=tell))
+    def work(parts: "Parts") -> Awaitable[None]:
+        return serve(parts, hunch=hunch, tell=tell, notifier=notifier)
+
+    with_parts(screen, config, work)
 
 
 def investigate(

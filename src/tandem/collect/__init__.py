@@ -136,4 +136,4 @@ def merged(harvests: Iterable[Harvest]) -> Harvest:
     )
 
 
-__all__ = ["Closable", "Collector", "Ledger", "Recent", "merged"]
+__all__ = ["PATIENCE_S", "Closable", "Collector", "Ledger", "Recent", "merged"]

@@ -24,11 +24,15 @@ from tandem.records import (
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 """Names become file names, metric labels and parts of a path's subject (`a>b`)."""
 MAY_BE_ZERO = frozenset(
-    {"drain_s", "stop_grace_s", "repairs_per_hour", "sequential", "sessions", "rescored_sessions"}
+    {
+        *("drain_s", "stop_grace_s", "repairs_per_hour", "sequential", "sessions"),
+        *("rescored_sessions", "metrics_port"),
+    }
 )
 """Every other number of a section must be above zero."""
 MOST_OF_ANYTHING = 100_000
 """A count above it is a slip: each request is one in memory."""
+PORT_MAX = 65_535
 LONGEST_OF_ANYTHING = 10_000_000.0
 """Seconds (four months), megabytes or hours: above it is a slip too."""
 
@@ -68,6 +72,7 @@ def _section(record: type[Record]) -> type[BaseModel]:
         kind = field.type
         if kind is int or kind is float:
             most = MOST_OF_ANYTHING if kind is int else LONGEST_OF_ANYTHING
+            most = PORT_MAX if field.name.endswith("_port") else most
             zero = field.name in MAY_BE_ZERO
             kind = Annotated[kind, Field(ge=0, le=most) if zero else Field(gt=0, le=most)]
         elif kind == tuple[str, ...]:

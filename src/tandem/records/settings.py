@@ -44,6 +44,8 @@ class WatchSettings(Record, frozen=True, kw_only=True):
 
     interval_s: float = 1.0
     keep_hours: float = 48.0
+    metrics_port: int = 0
+    """Where the watch serves metrics of its own, on loopback; 0 serves none."""
 
 
 class EvidenceSettings(Record, frozen=True, kw_only=True):

@@ -139,15 +139,15 @@ class TestWatch:
 
     def test_every_event_is_a_line(self, stages, capsys):
         """Each sentence is one line with its UTC time."""
-        stages.answer("tandem.loop.watch", None)
+        stages.answer("tandem.service.serve", None)
 
         assert main(["watch", "--hunch", "overlap"]) == 0
         assert capsys.readouterr().out.endswith("Z  half way\n")
-        assert stages.asked[0][2] == {"hunch": "overlap"}
+        assert stages.asked[0][2]["hunch"] == "overlap"
 
     def test_a_hunch_is_one_short_line(self, stages):
         """Whatever was pasted as a hunch, it is one line, it commands no terminal, and it ends."""
-        stages.answer("tandem.loop.watch", None)
+        stages.answer("tandem.service.serve", None)
         assert main(["watch", "--hunch", "\x1b[31mover\nlap \udcff" + "x" * 9000]) == 0
         hunch = stages.asked[0][2]["hunch"]
 
@@ -156,7 +156,7 @@ class TestWatch:
 
     def test_events_are_json_lines(self, stages, capsys):
         """Under `--json` each event is one JSON object a line."""
-        stages.answer("tandem.loop.watch", None)
+        stages.answer("tandem.service.serve", None)
 
         assert main(["watch", "--json"]) == 0
         lines = capsys.readouterr().out.splitlines()
@@ -165,7 +165,7 @@ class TestWatch:
     def test_ctrl_c_ends_it_cleanly(self, stages, monkeypatch, capsys):
         """Ctrl-C closes the parts and ends with 130."""
 
-        async def watch(parts, *, hunch, tell):
+        async def serve(parts, *, hunch, tell, notifier):
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
 
@@ -176,7 +176,7 @@ class TestWatch:
             finally:
                 stages.asked.append("closed")
 
-        monkeypatch.setattr("tandem.loop.watch", watch)
+        monkeypatch.setattr("tandem.service.serve", serve)
         monkeypatch.setattr("tandem.wiring.open_parts", open_parts)
 
         assert main(["watch"]) == 130

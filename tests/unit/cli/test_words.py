@@ -20,6 +20,7 @@ WORDS = [
     "status",
     "restart",
     "watch",
+    "export",
     "investigate",
     "collect",
     "detect",
@@ -33,7 +34,7 @@ WORDS = [
     "drill",
     "demo",
 ]
-CONFIGLESS = {"failures", "drill", "demo"}
+CONFIGLESS = {"export", "failures", "drill", "demo"}
 """Words that speak of no configured deployment."""
 
 
