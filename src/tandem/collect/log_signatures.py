@@ -1,7 +1,8 @@
 """The log lines worth counting, by slug: what engines and routers write when something goes wrong.
 
 For: `logs.py`; one expression per slug, searched in each new line. Not for: judging what they mean.
-Sources: SGLang 0.5.23 `srt/disaggregation/`, `srt/managers/`, `srt/observability/`; smg 1.13.0.
+Sources: SGLang 0.5.23 `srt/disaggregation/`, `srt/managers/`, `srt/observability/`; smg 1.13.0;
+systemd 252.
 """
 
 import re
@@ -47,6 +48,9 @@ SIGNATURES: Mapping[str, re.Pattern[bytes]] = {
         "address-in-use": rb"[Aa]ddress already in use",
         "disk-full": rb"No space left on device",
         "cuda-error": rb"CUDA error|NCCL error|NCCL WARN",
+        # The unit, in systemd's words.
+        "main-process-exited": rb"Main process exited, code=(?:exited|killed|dumped)",
+        "oom-killed": rb"killed by the OOM killer|result 'oom-kill'|Out of memory: Killed process",
         # The router.
         "router-prefill-failed": rb"Prefill server failed|prefill_(?:server|internal)_error",
         "router-decode-failed": (

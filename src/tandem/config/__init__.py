@@ -116,13 +116,15 @@ def _proof_faults(verify: dict[str, object]) -> Iterator[Fault]:
 
 
 def _placed(member: Member, root: Path) -> Member:
-    """The member with its launch made absolute: placeholders filled, folder resolved."""
-    if member.launch is None:
-        return member
+    """The member with its launch and log made absolute: placeholders filled, folder resolved."""
 
     def fill(text: str) -> str:
         return text.replace("{python}", sys.executable).replace("{root}", str(root))
 
+    if member.log is not None:
+        member = msgspec.structs.replace(member, log=str(root / fill(member.log)))
+    if member.launch is None:
+        return member
     launch = Launch(
         argv=tuple(fill(word) for word in member.launch.argv),
         env={name: fill(value) for name, value in member.launch.env.items()},

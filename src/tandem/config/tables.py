@@ -23,6 +23,10 @@ from tandem.records import (
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 """Names become file names, metric labels and parts of a path's subject (`a>b`)."""
+UNIT_PATTERN = r"^[A-Za-z0-9:_.\\@-]{1,255}$"
+"""What systemd takes for the name of a unit; `.service` may be left out."""
+CONTAINER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,254}$"
+"""What Docker and Podman take for the name of a container."""
 MAY_BE_ZERO = frozenset(
     {
         *("drain_s", "stop_grace_s", "repairs_per_hour", "sequential", "sessions"),
@@ -59,6 +63,9 @@ class MemberTable(BaseModel):  # type: ignore[explicit-any]  # pydantic's own
     bootstrap_port: _Port | None = None
     metrics_url: str | None = None
     supervisor: str = "none"
+    unit: Annotated[str, Field(pattern=UNIT_PATTERN)] | None = None
+    container: Annotated[str, Field(pattern=CONTAINER_PATTERN)] | None = None
+    log: str | None = None
     argv: _Words | None = None
     env: dict[str, str] = {}
     cwd: str | None = None

@@ -58,11 +58,26 @@ def _member(table: MemberTable, key: str, faults: list[Fault]) -> Member:
         supervisor=table.supervisor,
         launch=launch,
         dp_size=table.dp_size,
+        unit=_service(table.unit),
+        container=table.container,
+        log=table.log,
     )
+
+
+def _service(unit: str | None) -> str | None:
+    """The unit's whole name: without a type it is a service, as for systemctl."""
+    return unit if unit is None or unit.endswith(".service") else f"{unit}.service"
 
 
 def _launch_faults(table: MemberTable, key: str) -> Iterator[Fault]:
     yield from _unsayable(table, key)
+    if table.unit and table.container:
+        wrong = "a member is a unit or a container"
+        yield Fault(f"{key}.container", table.container, wrong, "remove one of the two keys")
+    for name in ("unit", "container"):
+        if table.supervisor == "local" and getattr(table, name):
+            fix = 'remove it, or remove supervisor = "local"'
+            yield Fault(f"{key}.{name}", getattr(table, name), "Tandem itself starts this", fix)
     if table.supervisor == "local":
         if not table.argv:
             fix = 'add argv = ["{python}", "-m", ...]'
@@ -80,7 +95,7 @@ def _unsayable(table: MemberTable, key: str) -> Iterator[Fault]:
     """What no process can be given: its words and variables end at a zero, names at `=`."""
     texts = [("argv", word) for word in table.argv or ()]
     texts += [(f"env.{name}", value) for name, value in table.env.items()]
-    texts += [("cwd", table.cwd or "")]
+    texts += [("cwd", table.cwd or ""), ("log", table.log or "")]
     for where, text in texts:
         if "\0" in text:
             yield Fault(f"{key}.{where}", text, "holds a zero character", "remove it")

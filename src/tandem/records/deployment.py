@@ -45,6 +45,12 @@ class Member(Record, frozen=True, kw_only=True):
     supervisor: str = "none"
     launch: Launch | None = None
     dp_size: int = 1
+    unit: str | None = None
+    """Its systemd unit, where somebody said so; else found from its process."""
+    container: str | None = None
+    """The name of its container, where somebody said so; else found from its process."""
+    log: str | None = None
+    """The file it logs to, where it is not the supervisor's."""
 
 
 class Deployment(Record, frozen=True, kw_only=True):

@@ -69,8 +69,50 @@ PROCESS_STATE = "process_state"  # R S D T Z
 LOG_LINES_TOTAL = "log_lines_total"
 LOG_SIGNATURE = "log_signature"  # label = signature slug, value = count in this incarnation's log
 LOG_LAST = "log_last"  # label = signature slug, value = last such line, redacted
+LOG_FIRST_SEEN_AT = "log_first_seen_at"  # label = signature slug, value = unix seconds
+LOG_LAST_SEEN_AT = "log_last_seen_at"  # label = signature slug, value = unix seconds
+LOG_SKIPPED_BYTES_TOTAL = "log_skipped_bytes_total"  # written faster than it could be read
 STACK = "stack"  # label = thread, value = frames, innermost first, one a line, never locals
 STACK_STATE = "stack_state"  # label = thread, value = idle | active
+
+# Units (source `unit`): systemd's word on a member's service; kept once per change.
+UNIT = "unit"  # its name; `user:` before it when a user's own systemd has it
+UNIT_STATE = "unit_state"  # `active/running`, `activating/auto-restart`, `failed/failed`
+UNIT_RESULT = "unit_result"  # success | exit-code | signal | oom-kill | timeout | watchdog | ...
+UNIT_RESTARTS_TOTAL = "unit_restarts_total"  # the automatic ones, since systemd last forgot
+UNIT_STARTED_AT = "unit_started_at"  # of the main process, unix seconds
+UNIT_INVOCATION = "unit_invocation"  # systemd's own id of this life
+UNIT_EXIT = "unit_exit"  # how a main process ended: `exit code 3`, `killed by SIGKILL`
+UNIT_FILE = "unit_file"  # label = path of the unit file or a drop-in, value = when last changed
+UNIT_RELOAD_NEEDED = "unit_reload_needed"  # bool: files are newer than what systemd has read
+
+# Containers (source `container`): the engine's word on a member's container; kept once per change.
+CONTAINER = "container"  # its name and the start of its id
+CONTAINER_STATE = "container_state"  # created | running | paused | restarting | exited | dead
+CONTAINER_EXIT = "container_exit"  # how its main process ended: `exit code 137`
+CONTAINER_OOM_KILLED = "container_oom_killed"  # bool
+CONTAINER_RESTARTS_TOTAL = "container_restarts_total"  # by its restart policy
+CONTAINER_STARTED_AT = "container_started_at"  # unix seconds
+CONTAINER_FINISHED_AT = "container_finished_at"  # unix seconds, None before its first end
+CONTAINER_HEALTH = "container_health"  # starting | healthy | unhealthy, None without a check
+CONTAINER_IMAGE = "container_image"  # name and id
+
+# GPUs (source `gpu`; subject is the one member that has the GPU for itself, else `host`;
+# label = index of the GPU).
+GPU_COUNT = "gpu_count"  # subject `host`; `missing` says why none can be seen
+GPU_NAME = "gpu_name"  # model and UUID
+GPU_DRIVER = "gpu_driver"  # subject `host`
+GPU_UTILIZATION = "gpu_utilization"  # 0..1: share of time in which a kernel ran; unknown under MIG
+GPU_POWER_W = "gpu_power_w"
+GPU_IDLE_W = "gpu_idle_w"  # learned: usual power while no kernel ran
+GPU_BUSY_W = "gpu_busy_w"  # learned: high power while kernels ran
+GPU_MEMORY_USED_BYTES = "gpu_memory_used_bytes"  # of the whole GPU
+GPU_MEMORY_TOTAL_BYTES = "gpu_memory_total_bytes"
+GPU_MEMORY_BYTES = "gpu_memory_bytes"  # subject = member, by its own processes
+GPU_SM_CLOCK_MHZ = "gpu_sm_clock_mhz"
+GPU_SLOWDOWN = "gpu_slowdown"  # tuple: power-cap, thermal, power-brake, hardware; empty is none
+GPU_XID = "gpu_xid"  # a driver error just reported: its number
+GPU_XIDS_TOTAL = "gpu_xids_total"  # since Tandem began to listen
 
 # Server information (source `server_info`).
 SERVER_ARG = "server_arg"  # label = argument name, value = its value as text

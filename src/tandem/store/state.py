@@ -24,8 +24,20 @@ BUSY_TIMEOUT_S = 5.0
 EVENTS_MAX = 20_000
 JOURNAL_MAX = 20_000
 
-SLOW = frozenset({v.COMMAND_LINE, v.ENVIRONMENT, v.SERVER_ARG, v.PID, v.STARTED_AT})
-"""Observations that change with a restart at most: kept once per change, and for longer."""
+SLOW = frozenset(
+    {
+        *(v.COMMAND_LINE, v.ENVIRONMENT, v.SERVER_ARG, v.PID, v.STARTED_AT),
+        *(v.UNIT, v.UNIT_STATE, v.UNIT_RESULT, v.UNIT_RESTARTS_TOTAL, v.UNIT_STARTED_AT),
+        *(v.UNIT_INVOCATION, v.UNIT_EXIT, v.UNIT_FILE, v.UNIT_RELOAD_NEEDED),
+        *(v.CONTAINER, v.CONTAINER_STATE, v.CONTAINER_EXIT, v.CONTAINER_OOM_KILLED),
+        *(v.CONTAINER_RESTARTS_TOTAL, v.CONTAINER_STARTED_AT, v.CONTAINER_FINISHED_AT),
+        *(v.CONTAINER_HEALTH, v.CONTAINER_IMAGE),
+        *(v.GPU_COUNT, v.GPU_NAME, v.GPU_DRIVER, v.GPU_IDLE_W, v.GPU_BUSY_W, v.GPU_SLOWDOWN),
+        *(v.GPU_MEMORY_TOTAL_BYTES, v.GPU_XIDS_TOTAL),
+        *(v.LOG_FIRST_SEEN_AT,),
+    }
+)
+"""Observations that seldom change: kept once per change, and for longer."""
 
 EVIDENCE_TABLES = """
 CREATE TABLE {at}observations (
