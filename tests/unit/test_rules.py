@@ -12,7 +12,7 @@ WATCH = {"job": "tandem", "instance": "127.0.0.1:9464"}
 PREFILL = {"job": "sglang", "instance": "10.0.0.1:30000", "model_name": "m"}
 DECODE = {"job": "sglang", "instance": "10.0.0.2:30000", "model_name": "m"}
 ROUTER = {"job": "smg", "instance": "10.0.0.3:29000"}
-KINDS = ("silent-stall", "partial-stall", "member-down", "slow-but-moving")
+KINDS = ("silent-stall", "partial-stall", "member-down")
 STEP_S = 15
 EPOCH = "0+15x240"
 """`promtool` begins at the epoch: a clock that is right shows the time itself."""
@@ -42,7 +42,7 @@ def watched(**changed):
         if given is None:
             continue
         if name in KINDS:
-            found.append(series("tandem_watch_findings_open", {**WATCH, "kind": name}, given))
+            found.append(series("tandem_watch_findings_actionable", {**WATCH, "kind": name}, given))
         elif name == "failed":
             found.append(series("tandem_watch_incidents", {**WATCH, "state": "failed"}, given))
         elif name == "tandem_watch_info":
@@ -121,9 +121,6 @@ SCENES = {
         ),
         50,
         HEARTBEAT,
-    ),
-    "slow but moving is no page": (
-        watched(**{"slow-but-moving": "1x240"}) + served(), 50, HEARTBEAT,
     ),
     "the watch is gone": (
         watched(

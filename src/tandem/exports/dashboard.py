@@ -101,9 +101,12 @@ HAND_OFFS = (
 WATCH = (
     Panel(
         "Probes",
-        "Tandem's tiny requests over every path, by how they ended.",
+        "Tandem's tiny requests over every path, by what was last seen of them.",
         "ops",
-        (("{{result}}", "sum by (result) (rate(tandem_watch_probes_total[1m]))"),),
+        (
+            ("sent", "sum (rate(tandem_watch_probes_total[1m]))"),
+            ("{{result}}", "sum by (result) (rate(tandem_watch_probe_looks_total[1m]))"),
+        ),
     ),
     Panel(
         "Findings",

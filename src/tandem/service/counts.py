@@ -20,24 +20,18 @@ from tandem import __version__
 from tandem.collect import PATIENCE_S
 from tandem.parts import Looks, Turn
 from tandem.ports import Harvest
-from tandem.records import Incident
+from tandem.records import Incident, Observation
 from tandem.records import vocabulary as v
+from tandem.records.finding import KINDS
 from tandem.service.exposition import Family, Point, one, several
 
 KINDS_MAX = 32
 """Words one label may have, beyond which they are `other`."""
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-FINDINGS = (
-    "health-lies",
-    "member-down",
-    "partial-stall",
-    "router-disagrees",
-    "silent-stall",
-    "slow-but-moving",
-    "transfer-failures-rising",
-)
-"""Kinds that are shown as zero before the first: a rule can then see them rise."""
-PROBES = ("completed", "failed", "late", "off", "stuck")
+PROBES = ("completed", "failed", "late", "off", "stuck", "unproven")
+"""Words that are shown as zero before the first: a rule can then see them rise."""
+SUBJECTS_MAX = 100_000
+"""Paths whose probes are added up; beyond them they are not counted."""
 _WATCH = "tandem_watch"
 STATES: tuple[str, ...] = get_args(Incident.__annotations__["state"])
 
@@ -56,10 +50,12 @@ class Counts:
         self.buckets = [0] * (len(BUCKETS_S) + 1)
         self.observations = 0
         self.missing = 0
-        self.probe_tokens = 0
-        self.probes: Counter[str] = Counter()
+        self.probes: dict[str, int] = {}
+        self.probe_tokens: dict[str, int] = {}
+        self.probe_looks: Counter[str] = Counter()
         self.failed_sources: Counter[str] = Counter()
         self.open: Counter[str] = Counter()
+        self.actionable: Counter[str] = Counter()
 
     def looked(self, harvest: Harvest) -> None:
         """Count what one look brought."""
@@ -68,9 +64,11 @@ class Counts:
             if seen.missing is not None:
                 self.missing += 1
             if seen.name == v.PROBE and isinstance(seen.value, str):
-                self.probes[known(seen.value, self.probes)] += 1
-            elif seen.name == v.PROBE_TOKENS and isinstance(seen.value, int | float):
-                self.probe_tokens += int(seen.value)
+                self.probe_looks[known(seen.value, self.probe_looks)] += 1
+            elif seen.name == v.PROBES_SENT_TOTAL:
+                _keep(self.probes, seen)
+            elif seen.name == v.PROBE_TOKENS_TOTAL:
+                _keep(self.probe_tokens, seen)
             elif seen.name == v.SOURCE_FAILED:
                 kind = seen.label.partition(":")[0]
                 self.failed_sources[known(kind, self.failed_sources)] += 1
@@ -84,9 +82,11 @@ class Counts:
             self.broken += 1
         self.seconds += turn.seconds
         self.buckets[bisect_left(BUCKETS_S, turn.seconds)] += 1
-        self.open = Counter()
+        self.open, self.actionable = Counter(), Counter()
         for finding in turn.findings:
-            self.open[known(finding.kind, self.open)] += 1
+            kind = known(finding.kind, self.open)
+            self.open[kind] += 1
+            self.actionable[kind] += finding.actionable
 
     def families(self, *, store_bytes: int, incidents: Mapping[str, int]) -> list[Family]:
         """Everything as metrics; what is not counted here is given."""
@@ -112,16 +112,21 @@ class Counts:
         yield one(f"{_WATCH}_observations", "counter", about, self.observations)
         about = "Observations that say why nothing was seen."
         yield one(f"{_WATCH}_observations_missing", "counter", about, self.missing)
-        given: dict[str, float] = {**dict.fromkeys(FINDINGS, 0), **self.open}
+        given: dict[str, float] = {**dict.fromkeys(KINDS, 0), **self.open}
         about = "Findings that stand, by kind."
         yield several(f"{_WATCH}_findings_open", "gauge", about, "kind", given)
+        given = {**dict.fromkeys(KINDS, 0), **self.actionable}
+        about = "Those of them that open an incident."
+        yield several(f"{_WATCH}_findings_actionable", "gauge", about, "kind", given)
         given = {**dict.fromkeys(STATES, 0), **incidents}
         about = "Incident folders kept, by state."
         yield several(f"{_WATCH}_incidents", "gauge", about, "state", given)
-        given = {**dict.fromkeys(PROBES, 0), **self.probes}
-        about = "Path probes, by how they ended."
-        yield several(f"{_WATCH}_probes", "counter", about, "result", given)
-        yield one(f"{_WATCH}_probe_tokens", "counter", "Tokens of probes.", self.probe_tokens)
+        sent, tokens = sum(self.probes.values()), sum(self.probe_tokens.values())
+        yield one(f"{_WATCH}_probes", "counter", "Path probes sent.", sent)
+        yield one(f"{_WATCH}_probe_tokens", "counter", "Tokens they asked for.", tokens)
+        given = {**dict.fromkeys(PROBES, 0), **self.probe_looks}
+        about = "What looks at the probes saw of them."
+        yield several(f"{_WATCH}_probe_looks", "counter", about, "result", given)
         given = {**self.failed_sources}
         about = "Looks that hung or broke, by kind of source."
         yield several(f"{_WATCH}_sources_failed", "counter", about, "source", given)
@@ -159,6 +164,14 @@ class Counted:
         harvest = await self._inner.tick(patience_s)
         self._counts.looked(harvest)
         return harvest
+
+
+def _keep(totals: dict[str, int], seen: Observation) -> None:
+    """Keep the newest total of one path."""
+    if isinstance(seen.value, int | float) and (
+        seen.subject in totals or len(totals) < SUBJECTS_MAX
+    ):
+        totals[seen.subject] = int(seen.value)
 
 
 def known(word: str, so_far: Mapping[str, int]) -> str:

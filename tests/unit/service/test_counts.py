@@ -1,5 +1,6 @@
 """What a watch counts of itself, and that the page stays small."""
 
+import msgspec
 import pytest
 
 from stores import FINDING
@@ -45,7 +46,7 @@ class TestCounts:
 
         assert lines['tandem_watch_findings_open{kind="silent-stall"}'] == 0
         assert lines['tandem_watch_incidents{state="failed"}'] == 0
-        assert lines['tandem_watch_probes_total{result="late"}'] == 0
+        assert lines['tandem_watch_probe_looks_total{result="late"}'] == 0
         assert lines["tandem_watch_last_turn_timestamp_seconds"] == 0
 
     def test_turns_are_counted_with_their_length(self, counts):
@@ -78,7 +79,10 @@ class TestCounts:
             Harvest(
                 (
                     seen(v.PROBE, "completed"),
-                    seen(v.PROBE_TOKENS, 26),
+                    seen(v.PROBES_SENT_TOTAL, 7),
+                    seen(v.PROBE_TOKENS_TOTAL, 182),
+                    seen(v.PROBES_SENT_TOTAL, 8),
+                    seen(v.PROBE_TOKENS_TOTAL, 208),
                     seen(v.PROBE, "late"),
                     seen(v.HEALTH_STATUS, missing="connection refused"),
                     seen(v.SOURCE_FAILED, label="engine:decode-0", missing="it broke"),
@@ -88,21 +92,29 @@ class TestCounts:
         )
         lines = shown(counts)
 
-        assert lines["tandem_watch_observations_total"] == 6
+        assert lines["tandem_watch_observations_total"] == 9
         assert lines["tandem_watch_observations_missing_total"] == 3
-        assert lines['tandem_watch_probes_total{result="completed"}'] == 1
-        assert lines['tandem_watch_probes_total{result="late"}'] == 1
-        assert lines["tandem_watch_probe_tokens_total"] == 26
+        assert lines['tandem_watch_probe_looks_total{result="completed"}'] == 1
+        assert lines['tandem_watch_probe_looks_total{result="late"}'] == 1
+        assert lines["tandem_watch_probes_total"] == 8
+        assert lines["tandem_watch_probe_tokens_total"] == 208
         assert lines['tandem_watch_sources_failed_total{source="engine"}'] == 2
 
     def test_findings_are_those_that_stand_now(self, counts):
         """What has closed is not counted any more."""
         counts.turned(turn(1, findings=(FINDING,)))
         stood = shown(counts)
-        counts.turned(turn(2))
-        kind = 'tandem_watch_findings_open{kind="silent-stall"}'
+        told = msgspec.structs.replace(FINDING, actionable=False)
+        counts.turned(turn(2, findings=(told,)))
+        only_told = shown(counts)
+        counts.turned(turn(3))
+        kinds = [
+            f'tandem_watch_findings_{of}{{kind="silent-stall"}}' for of in ("open", "actionable")
+        ]
 
-        assert (stood[kind], shown(counts)[kind]) == (1, 0)
+        assert [stood[kind] for kind in kinds] == [1, 1]
+        assert [only_told[kind] for kind in kinds] == [1, 0]
+        assert [shown(counts)[kind] for kind in kinds] == [0, 0]
 
     def test_what_was_looked_up_is_shown(self, counts):
         """Store, incidents, and the process's own use."""

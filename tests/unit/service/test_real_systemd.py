@@ -1,0 +1,121 @@
+"""The shipped unit under a real systemd: up when it has looked, restarted when it hangs or dies."""
+
+import asyncio
+import sys
+
+import pytest
+
+import tidy
+from booted import Booted
+from tandem.config import load
+from tandem.exports import watch_unit
+
+pytestmark = [pytest.mark.needs("systemd"), pytest.mark.timeout(60)]
+
+UNIT = "tandem-watch.service"
+UNTIL_S = 30.0
+PAIR = """
+[deployment]
+name = "pair"
+[watch]
+interval_s = 0.2
+[[member]]
+name = "prefill-0"
+role = "prefill"
+url = "http://127.0.0.1:9"
+bootstrap_port = 7
+[[member]]
+name = "decode-0"
+role = "decode"
+url = "http://127.0.0.1:11"
+"""
+HANGS = """
+import os, sys, time
+from tandem.collect import Collector
+from tandem.__main__ import main
+
+real = Collector.tick
+
+async def tick(self, patience_s=0.6):
+    while os.path.exists("/run/pair/hang"):
+        time.sleep(0.1)
+    return await real(self, patience_s)
+
+Collector.tick = tick
+sys.exit(main(["watch", "--config", "/run/pair/tandem.toml"]))
+"""
+"""A watch that hangs in the middle of a turn while a file is there."""
+QUICKER = """
+[Service]
+Environment=PYTHONPATH={source}
+ExecStart=
+ExecStart={python} /run/pair/hangs.py
+WatchdogSec=2
+TimeoutAbortSec=1
+RestartSec=100ms
+"""
+"""The same unit with shorter waits, that program, and this tree instead of a package."""
+
+
+@pytest.fixture(scope="module")
+def booted():
+    """Boot a systemd with the exported unit of a pair that answers nothing."""
+    machine = Booted()
+    try:
+        folder = machine.root / "run/pair"
+        folder.mkdir()
+        (folder / "tandem.toml").write_text(PAIR)
+        settings = load(folder / "tandem.toml")
+        text = watch_unit(settings, config=folder / "tandem.toml", python=sys.executable)
+        # As it is called in there.
+        machine.write(UNIT, text.replace(str(machine.root), ""))
+        (folder / "hangs.py").write_text(HANGS)
+        quicker = QUICKER.format(source=tidy.ROOT / "src", python=sys.executable)
+        machine.write(f"{UNIT}.d/quicker.conf", quicker)
+        yield machine
+    finally:
+        machine.close()
+
+
+def shown(machine):
+    """What systemd knows of the service."""
+    names = "ActiveState,StatusText,MainPID,NRestarts,Result"
+    lines = machine.run("systemctl", "show", f"--property={names}", UNIT).splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+async def until(machine, **wanted):
+    """Wait until systemd shows these; gives all of it."""
+    async with asyncio.timeout(UNTIL_S):
+        while any((seen := shown(machine))[name] != value for name, value in wanted.items()):
+            await asyncio.sleep(0.05)
+    return seen
+
+
+class TestService:
+    """Its life, in order: one systemd serves all of it."""
+
+    async def test_its_life_under_systemd(self, booted):
+        """Started, hung, killed and stopped: it looks again each time, and ends without failing."""
+        booted.run("systemctl", "start", UNIT)
+        up = shown(booted)
+        hang = booted.root / "run/pair/hang"
+        hang.touch()
+        await until(booted, NRestarts="1")
+        hang.unlink()
+        again = await until(booted, ActiveState="active")
+        booted.run("kill", "-KILL", again["MainPID"])
+        third = await until(booted, NRestarts="2", ActiveState="active")
+        booted.run("systemctl", "stop", UNIT)
+        ended = shown(booted)
+        journal = booted.run("journalctl", "--unit", UNIT, "--output=cat")
+        events = (booted.root / "run/pair/.tandem/state.sqlite").exists()
+
+        # `start` came back when READY was told, after a turn: the status is of that turn.
+        assert up["ActiveState"] == "active"
+        assert up["StatusText"].startswith("pair: ")
+        assert len({one["MainPID"] for one in (up, again, third)}) == 3
+        assert (ended["ActiveState"], ended["Result"]) == ("inactive", "success")
+        assert events
+        assert "Fatal Python error: Aborted" in journal
+        assert 'File "/run/pair/hangs.py", line 10 in tick' in journal  # where it hung
