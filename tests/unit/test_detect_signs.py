@@ -10,8 +10,6 @@ from tandem.records import Thresholds, Trait
 from tandem.records import vocabulary as v
 from watched import opened, watched
 
-LONG, SHORT = 300, 26
-
 
 def told(scene):
     """What opened: its kind, and whether it calls for action."""
@@ -27,10 +25,10 @@ def held(scene, seconds=12, name=DECODE):
     return scene
 
 
-def probed(scene, tokens, answer="completed"):
-    """A probe of this many tokens, now."""
-    scene.see("probe", CELL, v.PROBE, answer)
-    scene.see("probe", CELL, v.PROBE_TOKENS, tokens)
+def probed(scene, answer="completed", *, long=False):
+    """A probe of the cell, now; a long one is told twice."""
+    for label in ("", v.LONG) if long else ("",):
+        scene.see("probe", CELL, v.PROBE, answer, label=label)
 
 
 class TestPaused:
@@ -188,9 +186,9 @@ class TestHazard:
     def test_probes_of_both_lengths_clear_it(self, restarted):
         """Once a short and a long probe completed it closes, and stays closed."""
         restarted.run(3)
-        probed(restarted, SHORT)
+        probed(restarted)
         restarted.run(3)
-        probed(restarted, LONG)
+        probed(restarted, long=True)
         restarted.run(60)
         last = watched(restarted)[-1][1]
 
@@ -201,10 +199,10 @@ class TestHazard:
         """Short ones pass and long ones do not, twice: now it calls for action."""
         restarted.run(3)
         [first] = detect(restarted.facts(), (), Thresholds())
-        probed(restarted, SHORT)
+        probed(restarted)
         for _ in range(2):
             restarted.run(5)
-            probed(restarted, LONG, "failed")
+            probed(restarted, "failed", long=True)
         [later] = detect(restarted.facts(), (first,), Thresholds())
 
         assert (later.id, later.actionable) == (first.id, True)
@@ -230,19 +228,14 @@ class TestCorruption:
     """Answers that are not what they were."""
 
     @staticmethod
-    def answering(scene, *answers, cell=CELL, first="12 9"):
-        """Let a path answer the known prompt every half minute."""
-        for answer in answers:
-            scene.run(30)
-            scene.see("probe", cell, v.PROBE_ANSWER, tuple(answer.split()))
-            if first:
-                scene.see("probe", cell, v.PROBE_ANSWER_FIRST, tuple(first.split()))
+    def answering(scene, *answers, cell=CELL):
+        """Let a path tell its first, its last but one and its last answer, now."""
+        scene.see("probe", cell, v.PROBE_ANSWERS, answers)
         return scene.run(1)
 
     def test_two_answers_that_differ_raise_a_suspicion(self):
         """A path that answers otherwise than before, twice, is suspected; no more is claimed."""
-        scene = self.answering(serving(), "12 9", "12 9", "77 9", "77 9")
-        [(_, finding)] = watched(scene)
+        [(_, finding)] = watched(self.answering(serving(), "12 9", "77 9", "77 9"))
 
         assert (finding.kind, finding.subject) == ("corruption-suspected", CELL)
         assert not finding.actionable
@@ -250,36 +243,22 @@ class TestCorruption:
         assert "12 9" in finding.summary
         assert all(one.evidence for one in finding.witnesses)
 
-    def test_one_answer_that_differs_is_a_near_tie(self):
-        """A single other answer is no finding."""
-        assert told(self.answering(serving(), "12 9", "77 9", "12 9", "12 9")) == []
+    @pytest.mark.parametrize("answers", [("12", "77", "12"), ("12", "12", "77"), ("12",) * 3])
+    def test_one_answer_that_differs_is_a_near_tie(self, answers):
+        """A single other answer is no finding, and the same one is none at all."""
+        assert told(self.answering(serving(), *answers)) == []
 
-    def test_a_path_that_differs_from_all_others_is_suspected(self):
-        """Two other paths of the same versions agree, and this one says something else."""
+    @pytest.mark.parametrize(("versions", "found"), [("111", ["prefill-2"]), ("123", [])])
+    def test_a_path_that_differs_from_all_others_is_suspected(self, versions, found):
+        """Two others of the same versions agree, and this one says something else."""
         scene = serving(prefills=3, decodes=1)
-        for name in scene.engines:
-            scene.traits.append(Trait(subject=name, name=v.T_ENGINE_VERSION, at=T0, value="0.5.13"))
-        for _ in range(3):
-            scene.run(30)
-            for number, answer in enumerate(("12", "12", "77")):
-                scene.see("probe", f"prefill-{number}>{DECODE}", v.PROBE_ANSWER, (answer, "9"))
-        [(_, finding)] = watched(scene.run(1))
+        for number, (name, version) in enumerate(zip(scene.engines, versions + "1", strict=True)):
+            scene.traits.append(Trait(subject=name, name=v.T_ENGINE_VERSION, at=T0, value=version))
+            if name != DECODE:
+                answer = "77" if number == 2 else "12"
+                self.answering(scene, *[answer] * 3, cell=f"{name}>{DECODE}")
 
-        assert finding.subject == f"prefill-2>{DECODE}"
-
-    def test_another_version_may_answer_otherwise(self):
-        """Paths of other engine versions are not compared."""
-        scene = serving(prefills=3, decodes=1)
-        for number, name in enumerate(scene.engines):
-            scene.traits.append(
-                Trait(subject=name, name=v.T_ENGINE_VERSION, at=T0, value=f"0.5.{number}")
-            )
-        for _ in range(3):
-            scene.run(30)
-            for number, answer in enumerate(("12", "12", "77")):
-                scene.see("probe", f"prefill-{number}>{DECODE}", v.PROBE_ANSWER, (answer, "9"))
-
-        assert told(scene.run(1)) == []
+        assert [one.subject for _, one in watched(scene)] == [f"{one}>{DECODE}" for one in found]
 
 
 class TestRouterCounts:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.collect.incarnations import Incarnations
+from tandem.collect.known import Answers, known_text
 from tandem.collect.words import fresh_text
 from tandem.ports import Clock, Completion, Engine, Harvest, Router
 from tandem.records import (
@@ -59,6 +60,7 @@ class _Out:
     lives: tuple[str | None, ...]
     tokens: int
     long: bool = False
+    known: bool = False
     late: bool = False
 
 
@@ -135,6 +137,7 @@ class ProbeSource:
         self._owed: list[bool] = []
         """Probes that a restart asks for, whether each is a long one; traffic is none of them."""
         self._sent, self._tokens = 0, 0
+        self._answers = Answers()
 
     async def collect(self) -> Harvest:
         """Settle the probe that is out, or send one and wait for it until its deadline."""
@@ -153,11 +156,12 @@ class ProbeSource:
         if self._held is not None and not self._is_free(self._held):
             return Harvest((*settled, *self._said("stuck", self._held.said)))
         self._held = None
-        if not self._owed and self._knows.recently_completed(self._subject):
+        busy = self._knows.recently_completed(self._subject)
+        if not self._owed and busy and not self._asks_known(busy=busy):
             # Looked at again soon: when the traffic stops, the probe must not be late as well.
             self.interval_s = SOON_S
             return Harvest(tuple(settled))
-        self._out = out = self._start()
+        self._out = out = self._start(known=not self._owed and self._asks_known(busy=busy))
         await self._until_deadline(out)
         return Harvest((*settled, *await self._settle(out), *self._cost()))
 
@@ -193,10 +197,16 @@ class ProbeSource:
         """Whether nothing can be left of a probe that never got its answer."""
         return self._moved_on(held) or self._knows.released(self._engines, held.at)
 
-    def _start(self) -> _Out:
+    def _asks_known(self, *, busy: bool) -> bool:
+        """Whether the known prompt is due; which cell a routed one would take nobody can tell."""
+        return self._engines == self._ends and self._answers.due(self._clock.now(), busy=busy)
+
+    def _start(self, *, known: bool) -> _Out:
         long = bool(self._owed) and self._owed[0]
         words = self._words(long=long)
-        prompt = fresh_text(words)
+        prompt = known_text(words) if known else fresh_text(words)
+        if known:
+            self._answers.asked(self._clock.now())
 
         async def sending() -> Completion:
             return await self._send(prompt)
@@ -204,7 +214,7 @@ class ProbeSource:
         tokens = words + self._settings.output_tokens
         self._sent += 1
         task = asyncio.create_task(sending())
-        return _Out(task, self._clock.now(), self._lives(), tokens, long)
+        return _Out(task, self._clock.now(), self._lives(), tokens, long, known)
 
     def _words(self, *, long: bool) -> int:
         """How many words to send, about one token each: more than the largest page of the path."""
@@ -269,6 +279,9 @@ class ProbeSource:
             self._row(v.PROBE_LATENCY_S, round(end.latency_s, 4), long=out.long),
             self._row(v.PROBE_TOKENS, end.prompt_tokens + len(end.token_ids), long=out.long),
         ]
+        if out.known and end.token_ids:
+            answers = self._answers.told(end.token_ids, out.lives)
+            rows += [self._row(v.PROBE_ANSWERS, answers)] if answers else []
         if end.kv_moved is not None:
             rows.append(self._row(v.PROBE_KV_MOVED, end.kv_moved, long=out.long))
         elif self._subject not in self._ends:

@@ -3,8 +3,8 @@
 For: `corruption-suspected`, told and never claimed for more than a suspicion: `tandem verify`
 proves it or dismisses it. Not for: proof; a different greedy answer may be a near tie.
 
-A path is asked one known prompt now and then. Its newest answers are compared with the first it
-gave in the present lives of its ends, and with the other paths of the same engine versions.
+A path is asked one known prompt now and then, and tells its first answer in the present lives of
+its ends and the last two. These are compared, and with the other paths of the same engine versions.
 """
 
 from collections import Counter
@@ -14,93 +14,81 @@ from tandem.facts import Facts
 from tandem.records import Observation, Path
 from tandem.records import vocabulary as v
 
-DIFFERENT_MIN = 2
-"""One answer that differs is a near tie; a second, the next time, is worth a word."""
 OTHERS_MIN = 2
 """So many other paths must agree before they are held against one."""
-FRESH_S = 150.0
-"""An answer older than two of its intervals speaks of the past."""
 
 
 def corrupted(facts: Facts) -> list[Candidate]:
-    """Every path whose answers to the known prompt are not what they were, or not the others'."""
-    cells = facts.deployment.cells()
-    answers = {cell.subject: _answers(facts, cell) for cell in cells}
-    return [found for cell in cells if (found := _differs(facts, cell, answers))]
+    """Every path whose answers to the known prompt are not what they were, or not the others'.
+
+    One answer that differs may be a near tie; the next must differ as well.
+    """
+    told = {
+        path: row
+        for path in facts.deployment.paths()
+        if (row := facts.latest(path.subject, v.PROBE_ANSWERS)) is not None
+        and isinstance(row.value, tuple)
+    }
+    return [found for path in told if (found := _differs(facts, path, told))]
 
 
-def _answers(facts: Facts, cell: Path) -> list[Observation]:
-    """The newest answers of a path, when they are recent and there are enough, oldest first."""
-    rows = facts.rows(cell.subject, v.PROBE_ANSWER)
-    seen = [row for row in rows[-DIFFERENT_MIN:] if row.missing is None]
-    fresh = len(seen) == DIFFERENT_MIN and facts.now - seen[-1].at <= FRESH_S
-    return seen if fresh else []
-
-
-def _differs(facts: Facts, cell: Path, answers: dict[str, list[Observation]]) -> Candidate | None:
-    newest = answers[cell.subject]
-    if not newest:
-        return None
-    expected = _before(facts, cell, newest) or _others(facts, cell, newest, answers)
-    if expected is None:
-        return None
+def _differs(facts: Facts, path: Path, told: dict[Path, Observation]) -> Candidate | None:
+    row = told[path]
+    first, *newest = _answers(row)
+    expected: tuple[str, str, tuple[int, ...]] | None
+    if first not in newest:
+        expected = first, "its first answer in the same lives was", (row.id,)
+    else:
+        expected = _others(facts, path, told)
+        if expected is None or expected[0] in newest:
+            return None
     known, whose, cited = expected
     said = client(
-        f"{cell.subject} answered a known prompt {len(newest)} times with token ids "
-        f"{_words(newest[-1])}",
-        tuple(row.id for row in newest),
+        f"{path.subject} answered a known prompt twice in a row with token ids "
+        f"{' and '.join(dict.fromkeys(newest))}",
+        (row.id,),
     )
-    before = client(f"{whose} answered it with {known}", cited)
+    before = client(f"{whose} {known}", cited)
     return Candidate(
         kind="corruption-suspected",
-        subject=cell.subject,
-        members=(cell.prefill, cell.decode),
-        onset_at=newest[0].at,
-        summary=f"corruption is suspected on {cell.subject}: {said.statement}, and "
+        subject=path.subject,
+        members=(path.prefill, path.decode),
+        onset_at=row.at,
+        summary=f"corruption is suspected on {path.subject}: {said.statement}, and "
         f"{before.statement}; `tandem verify` proves it or dismisses it",
         witnesses=(said, before),
         actionable=False,
     )
 
 
-def _before(
-    facts: Facts, cell: Path, newest: list[Observation]
-) -> tuple[str, str, tuple[int, ...]] | None:
-    """What the path said first in the present lives, when each of its newest answers differs."""
-    first = facts.latest(cell.subject, v.PROBE_ANSWER_FIRST)
-    if first is None or any(row.value == first.value for row in newest):
-        return None
-    return _words(first), "before, in the same lives, it", (first.id,)
-
-
 def _others(
-    facts: Facts, cell: Path, newest: list[Observation], answers: dict[str, list[Observation]]
+    facts: Facts, path: Path, told: dict[Path, Observation]
 ) -> tuple[str, str, tuple[int, ...]] | None:
-    """What the other paths of the same engine versions agree on, when this one differs."""
-    versions = _versions(facts, cell)
-    rows = [
-        answers[other.subject][-1]
-        for other in facts.deployment.cells()
-        if other != cell and answers[other.subject] and _versions(facts, other) == versions
+    """What most of the other paths of the same engine versions answer, and keep answering."""
+    versions = _versions(facts, path)
+    agreed = [
+        (answers[-1], row.id)
+        for other, row in told.items()
+        if other != path
+        and (answers := _answers(row))[-1] == answers[-2]
+        and _versions(facts, other) == versions
     ]
-    if not rows or versions is None:
+    if versions is None or not agreed:
         return None
-    (value, count) = Counter(row.value for row in rows).most_common(1)[0]
-    if count < max(OTHERS_MIN, len(rows) / 2 + 1) or any(row.value == value for row in newest):
+    (value, count) = Counter(answer for answer, _ in agreed).most_common(1)[0]
+    if count < OTHERS_MIN or count <= len(agreed) / 2:
         return None
-    agreeing = [row for row in rows if row.value == value]
-    whose = f"{count} other paths of the same engine versions"
-    return _words(agreeing[0]), whose, tuple(row.id for row in agreeing)
+    cited = tuple(cite for answer, cite in agreed if answer == value)
+    return value, f"{count} other paths of the same engine versions answer", cited
 
 
-def _versions(facts: Facts, cell: Path) -> tuple[str, str] | None:
-    known = [facts.trait(name, v.T_ENGINE_VERSION) for name in (cell.prefill, cell.decode)]
-    if any(trait is None for trait in known):
+def _versions(facts: Facts, path: Path) -> tuple[str, str] | None:
+    prefill = facts.trait(path.prefill, v.T_ENGINE_VERSION)
+    decode = facts.trait(path.decode, v.T_ENGINE_VERSION)
+    if prefill is None or decode is None:
         return None
-    prefill, decode = (str(trait.value) for trait in known if trait is not None)
-    return prefill, decode
+    return str(prefill.value), str(decode.value)
 
 
-def _words(row: Observation) -> str:
-    value = row.value
-    return " ".join(value) if isinstance(value, tuple) else str(value)
+def _answers(row: Observation) -> tuple[str, ...]:
+    return row.value if isinstance(row.value, tuple) else ()

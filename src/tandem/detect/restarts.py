@@ -20,8 +20,6 @@ RESTARTS_MIN = 5
 """So many restarts are worth a word, whoever made them."""
 HAZARD_S = 170.0
 """How long a restarted decode is under suspicion: as long as its probes stay in sight."""
-LONG_TOKENS = 256
-"""A probe of this many tokens or more is a long one: many pages."""
 SAME_LIFE_S = 5.0
 MISSED = ("late", "stuck", "failed")
 MISSES_MIN = 2
@@ -152,24 +150,13 @@ def _hazard(facts: Facts, cell: Path, restart: Change) -> Candidate | None:
 def _probed(
     facts: Facts, cell: Path, since: float
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Probes since the restart: short ones that completed, long ones, and those missed."""
-    tokens = {seen.at: seen.value for seen in facts.rows(cell.subject, v.PROBE_TOKENS)}
-    short: list[int] = []
-    long: list[int] = []
-    missed: list[int] = []
-    for seen in facts.rows(cell.subject, v.PROBE):
-        if seen.at <= since:
-            continue
-        if seen.value == "completed":
-            size = tokens.get(seen.at)
-            if isinstance(size, int | float) and size >= LONG_TOKENS:
-                long.append(seen.id)
-                missed.clear()
-            else:
-                short.append(seen.id)
-        elif seen.value in MISSED:
-            missed.append(seen.id)
-    return tuple(short[:2]), tuple(long[:1]), tuple(missed[-MISSES_MIN:])
+    """Probes since the restart: one that completed, a long one that did, and long ones missed."""
+    every = [seen for seen in facts.rows(cell.subject, v.PROBE) if seen.at > since]
+    long = [seen for seen in facts.rows(cell.subject, v.PROBE, v.LONG) if seen.at > since]
+    passed = [seen.id for seen in every if seen.value == "completed"]
+    passed_long = [seen.id for seen in long if seen.value == "completed"]
+    missed = [seen.id for seen in long if seen.value in MISSED]
+    return tuple(passed[:1]), tuple(passed_long[:1]), tuple(missed[-MISSES_MIN:])
 
 
 def _said(passed: tuple[int, ...], what: str) -> str:

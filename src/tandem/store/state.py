@@ -34,7 +34,7 @@ SLOW = frozenset(
         *(v.CONTAINER_HEALTH, v.CONTAINER_IMAGE),
         *(v.GPU_COUNT, v.GPU_NAME, v.GPU_DRIVER, v.GPU_IDLE_W, v.GPU_BUSY_W, v.GPU_SLOWDOWN),
         *(v.GPU_MEMORY_TOTAL_BYTES, v.GPU_XIDS_TOTAL),
-        *(v.LOG_FIRST_SEEN_AT,),
+        *(v.LOG_FIRST_SEEN_AT, v.PROBE_ANSWERS),
     }
 )
 """Observations that seldom change: kept once per change, and for longer."""
