@@ -15,8 +15,10 @@ import aiohttp
 from tandem import fetch
 from tandem.collect import Collector, Ledger, Recent
 from tandem.collect.changes import known_from
+from tandem.collect.children import ChildrenSource
 from tandem.collect.containers import ContainerSource
 from tandem.collect.engine import EngineSource
+from tandem.collect.families import Families
 from tandem.collect.gpu import GpuSource, watts_known
 from tandem.collect.health import HealthSource
 from tandem.collect.incarnations import Incarnations
@@ -25,6 +27,7 @@ from tandem.collect.logs import LogSource
 from tandem.collect.probe import probes
 from tandem.collect.process import ProcessSource
 from tandem.collect.router import RouterSource
+from tandem.collect.sockets import SocketSource
 from tandem.collect.stacks import StackTaker
 from tandem.collect.units import UnitSource, files_known
 from tandem.config import load
@@ -132,8 +135,10 @@ def _sources(
 ) -> list[Source]:
     every_s = settings.watch.interval_s
     found: list[Source] = []
+    families = Families()
     for member in settings.deployment.members:
-        found += _member_sources(settings, hands, incarnations, member, every_s)
+        found += _member_sources(settings, hands, incarnations, families, member, every_s)
+    found.append(SocketSource(settings.deployment.members, incarnations, families))
     found += probes(
         settings.deployment,
         hands.engines,
@@ -168,12 +173,25 @@ def _host_sources(settings: Settings, incarnations: Incarnations, known: Facts) 
 
 
 def _member_sources(
-    settings: Settings, hands: Hands, incarnations: Incarnations, member: Member, every_s: float
+    settings: Settings,
+    hands: Hands,
+    incarnations: Incarnations,
+    families: Families,
+    member: Member,
+    every_s: float,
 ) -> list[Source]:
     supervisor = hands.supervisors.get(member.supervisor)
     allowed = settings.evidence.environment
     found: list[Source] = [
-        ProcessSource(member, supervisor, incarnations, interval_s=every_s, variables=allowed)
+        ProcessSource(
+            member,
+            supervisor,
+            incarnations,
+            interval_s=every_s,
+            variables=allowed,
+            families=families,
+        ),
+        ChildrenSource(member, incarnations, families),
     ]
     if member.log is not None:
         found.append(LogSource(member, lambda told: told.log, incarnations))

@@ -9,9 +9,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import psutil
 
+from tandem.collect.families import Families, stat_of
 from tandem.collect.incarnations import Incarnations
 from tandem.errors import WorldError
 from tandem.fetch import host_of
@@ -24,7 +26,15 @@ SLOW_EVERY_S = 15.0
 """Command line and environment never change within a life, but every window shall hold them."""
 
 WORDS_MAX = 512
-CHILDREN_MAX = 256
+
+
+@runtime_checkable
+class KnowsEnds(Protocol):
+    """A supervisor that can tell how a process that it started ended."""
+
+    def exit_code(self, pid: int) -> int | None:
+        """The exit code, negative when a signal ended it; None when it cannot tell."""
+        ...
 
 
 @dataclass(slots=True)
@@ -46,9 +56,13 @@ class ProcessSource:
         *,
         interval_s: float = 1.0,
         variables: Sequence[str] = (),
+        families: Families | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`variables` are allowed into evidence beside the built-in prefixes, by exact name."""
+        """`variables` are allowed into evidence beside the built-in prefixes, by exact name.
+
+        `families` may be shared by the sources of all members.
+        """
         self.name = f"process:{member.name}"
         self.interval_s = interval_s
         self.timeout_s = 5.0
@@ -56,6 +70,7 @@ class ProcessSource:
         self._supervisor = supervisor
         self._incarnations = incarnations
         self._variables = frozenset(variables)
+        self._families = families or Families()
         self._now = now
         self._seen = _Seen()
 
@@ -69,14 +84,29 @@ class ProcessSource:
             return Harvest((self._row(at, v.ALIVE, missing=f"cannot look: {error}"),))
         self._incarnations.saw(self._member.name, life)
         if life is None:
-            self._seen = _Seen()
-            return Harvest((self._row(at, v.ALIVE, value=False),))
+            ended, self._seen = self._seen.life, _Seen()
+            return Harvest((self._row(at, v.ALIVE, value=False), *self._end_of(ended, at)))
         if self._seen.life is None or life.id != self._seen.life.id:
             self._seen = _Seen(life)
         slow = at >= self._seen.slow_due_at
         if slow:
             self._seen.slow_due_at = at + SLOW_EVERY_S
         return Harvest(tuple(await asyncio.to_thread(self._facts, life, at, slow)))
+
+    def _end_of(self, life: Incarnation | None, at: float) -> Iterator[Observation]:
+        """How the life that was seen last ended, where anybody can still tell."""
+        if life is None or life.pid is None:
+            return
+        stat = stat_of(life.pid)
+        zombie = stat is not None and stat.state == "Z" and life.id == f"{life.pid}:{stat.ticks}"
+        code = stat.exit_code if stat is not None and zombie else None
+        supervisor: object = self._supervisor
+        if code is None and isinstance(supervisor, KnowsEnds):
+            code = supervisor.exit_code(life.pid)
+        if zombie:
+            yield self._row(at, v.PROCESS_STATE, "Z", incarnation=life.id)
+        if code is not None:
+            yield self._row(at, v.EXIT_CODE, code, incarnation=life.id)
 
     async def _life(self) -> Incarnation | None:
         """The member's present life.
@@ -117,7 +147,7 @@ class ProcessSource:
             process = psutil.Process(life.pid)
             with process.oneshot():
                 yield row(v.PROCESS_STATE, STATES.get(process.status(), "R"))
-                yield from _use(process, row)
+                yield from _use(self._families.of(life.pid), row)
                 if slow:
                     yield from self._started_with(process, row)
         except psutil.NoSuchProcess:
@@ -169,19 +199,12 @@ class ProcessSource:
 _DENIED = "not ours to see: run Tandem as the member's user, or as root"
 
 
-def _use(process: psutil.Process, row: "Callable[..., Observation]") -> Iterator[Observation]:
+def _use(pids: Sequence[int], row: "Callable[..., Observation]") -> Iterator[Observation]:
     """CPU seconds and memory of the process with its children, the reaped ones included."""
-    cpu_s, rss_bytes = 0.0, 0
-    for one in [process, *process.children(recursive=True)[:CHILDREN_MAX]]:
-        try:
-            spent = one.cpu_times()
-            cpu_s += sum((spent.user, spent.system, spent.children_user, spent.children_system))
-            rss_bytes += one.memory_info().rss
-        except psutil.Error:
-            # A child that ends meanwhile is counted with its parent at the next look.
-            continue
-    yield row(v.CPU_SECONDS_TOTAL, round(cpu_s, 3))
-    yield row(v.RSS_BYTES, rss_bytes)
+    # A child that ends meanwhile is counted with its parent at the next look.
+    stats = [stat for pid in pids if (stat := stat_of(pid)) is not None]
+    yield row(v.CPU_SECONDS_TOTAL, round(sum(stat.cpu_s for stat in stats), 3))
+    yield row(v.RSS_BYTES, sum(stat.rss_bytes for stat in stats))
 
 
 __all__ = ["ProcessSource"]

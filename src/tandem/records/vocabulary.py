@@ -63,6 +63,20 @@ RSS_BYTES = "rss_bytes"
 COMMAND_LINE = "command_line"  # tuple of words, secrets redacted
 ENVIRONMENT = "environment"  # label = variable, allowlisted ones only
 PROCESS_STATE = "process_state"  # R S D T Z
+EXIT_CODE = "exit_code"  # of a member that ended, where visible; negative: by that signal
+WAIT_CHANNEL = "wait_channel"  # where in the kernel its leading process waits, when readable
+THREADS = "threads"  # of the member and its children
+THREADS_BLOCKED = "threads_blocked"  # those of them in state D
+SOCKETS = "sockets"  # TCP connections; label "" = all, else those it opened to that member
+CHILDREN = "children"  # processes below the leading one; each has its rows, label = its pid
+CHILD_ROLE = "child_role"  # scheduler_TP0, detokenizer, ...: by its title or what it runs
+CHILD_STATE = "child_state"  # R S D T Z, or gone
+CHILD_STARTED_AT = "child_started_at"
+CHILD_CPU_SECONDS_TOTAL = "child_cpu_seconds_total"
+CHILD_RSS_BYTES = "child_rss_bytes"
+CHILD_THREADS = "child_threads"
+CHILD_EXIT_CODE = "child_exit_code"
+CHILD_WAIT_CHANNEL = "child_wait_channel"
 
 # Logs and stacks.
 LOG_LINES_TOTAL = "log_lines_total"

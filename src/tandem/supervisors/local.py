@@ -38,6 +38,9 @@ RUN_VARIABLE = "TANDEM_RUN"
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """What this process started and has not reaped: dropping a `Popen` that runs would warn."""
+ENDED_MAX = 64
+_ended: dict[int, int] = {}
+"""Exit codes of the last processes that this one started and reaped, by pid."""
 
 
 class LocalSupervisor:
@@ -107,6 +110,11 @@ class LocalSupervisor:
     def log_path(self, member: Member) -> str | None:
         """Where its output goes."""
         return str(self._logs / f"{member.name}.log")
+
+    def exit_code(self, pid: int) -> int | None:
+        """How a process that this very Tandem started ended; negative: by that signal."""
+        _reap(pid)
+        return None if pid in _children else _ended.get(pid)
 
     def processes(self, member: Member) -> tuple[int, ...]:
         """The pids of its living processes, the leader first."""
@@ -360,6 +368,10 @@ def _reap(pid: int) -> None:
     child = _children.get(pid)
     if child is not None and child.poll() is not None:
         del _children[pid]
+        _ended.pop(pid, None)
+        _ended[pid] = child.returncode
+        if len(_ended) > ENDED_MAX:
+            del _ended[next(iter(_ended))]
 
 
 def _marked(run: str) -> Incarnation | None:
