@@ -98,6 +98,10 @@ class HeardStore(Store):
         journal = super().journal_for(incident_id)
         return _TouchedJournal(journal, self.touched) if self.touched else journal
 
+    def keep(self, findings):
+        self._first("keep", findings)
+        super().keep(findings)
+
     def seal(self, incident, **how):
         self._first("seal", incident)
         return super().seal(incident, **how)

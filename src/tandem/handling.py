@@ -8,6 +8,7 @@ engine, router or supervisor by name (`wiring.py`).
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -49,27 +50,39 @@ async def open_incident(
     *,
     window_s: float | None = None,
     aloud: bool = True,
+    opened_by: Literal["person", "watch"] = "person",
+    begun: Incident | None = None,
 ) -> tuple[Incident, Facts]:
     """Evidence, seal, diagnosis and plan of one finding: nothing is touched.
 
     `window_s` is how far back the sealed observations reach, `[evidence] window_s` unless given.
-    `aloud` tells a person the verdicts too; they are events of the store in any case. Gives the
+    `aloud` tells a person the verdicts too; they are events of the store in any case. `begun` is
+    the incident of this finding that a killed watch left: it goes on where it was. Gives the
     facts as sealed beside the incident. Raises `WorldError` when nothing could be sealed.
     """
     now = parts.clock.now()
-    incident = Incident(
-        id=parts.store.new_incident_id(now, finding.kind if finding else "investigation"),
-        opened_at=now,
-        deployment=parts.settings.deployment,
-        finding=finding,
-        hunch=hunch,
-    )
-    parts.store.save(incident)
+    if begun is not None:
+        said = f"going on with {begun.id}, which was cut short"
+        say(parts, tell, "resume", said, incident=begun.id)
+        incident = begun
+    else:
+        incident = Incident(
+            id=parts.store.new_incident_id(now, finding.kind if finding else "investigation"),
+            opened_at=now,
+            deployment=parts.settings.deployment,
+            finding=finding,
+            hunch=hunch,
+            opened_by=opened_by,
+        )
+        parts.store.save(incident)
     try:
-        said = "taking evidence before anything is touched"
-        say(parts, tell, "evidence", said, incident=incident.id)
-        incident = await _sealed(parts, incident, window_s, tell)
-        return _judged(parts, incident, tell if aloud else _to_nobody)
+        if incident.seal is None:
+            said = "taking evidence before anything is touched"
+            say(parts, tell, "evidence", said, incident=incident.id)
+            incident = await _sealed(parts, incident, window_s, tell)
+        if incident.plan is None or incident.state != "advised":
+            return judged(parts, incident, tell if aloud else _to_nobody)
+        return load_incident(parts.store.folder(incident.id))
     except BaseException:
         # Whatever cut it short: a folder that stays "open" would never be forgotten.
         with contextlib.suppress(TandemError):
@@ -106,7 +119,7 @@ async def _sealed(parts: Parts, incident: Incident, window_s: float | None, tell
     return incident
 
 
-def _judged(parts: Parts, incident: Incident, tell: Tell) -> tuple[Incident, Facts]:
+def judged(parts: Parts, incident: Incident, tell: Tell) -> tuple[Incident, Facts]:
     """Diagnose and plan from the sealed folder alone."""
     _, facts = load_incident(parts.store.folder(incident.id))
     findings = (incident.finding,) if incident.finding else ()

@@ -17,7 +17,7 @@ from tandem.facts import Facts
 from tandem.handling import open_incident, run_repair, why_not_automatic, write_down, written
 from tandem.parts import DETECT_WINDOW_S, STANDING, Attendant, Parts, Tell, Turn, look, say
 from tandem.records import Finding, Incident, Outcome
-from tandem.unfinished import finish, unfinished
+from tandem.unfinished import begun, finish, orphans, unfinished
 
 LOOK_S = 14.0
 """How long `investigate` looks when nobody watched: every threshold of detect, and a margin."""
@@ -75,7 +75,9 @@ class _Watcher:
         self.hunch = hunch
         self.tell = tell
         self.open: tuple[Finding, ...] = tuple(parts.store.open_findings())
-        self.blind_until = 0.0
+        self.blind_until = self._repaired_at()
+        self.begun = {one.finding.id: one for one in begun(parts)[::-1] if one.finding}
+        """By finding, the newest incident that an earlier watch began and did not end."""
         self.handling: asyncio.Task[Incident] | None = None
         self.handled = self._written_down()
         """Subjects of open findings that have had their incident."""
@@ -94,6 +96,11 @@ class _Watcher:
             for one in self.parts.store.incidents()
             if one.finding is not None and one.finding.id in known and one.report is not None
         }
+
+    def _repaired_at(self) -> float:
+        """When the last repair ended: what was seen before it speaks of lives that are over."""
+        ends = [one.outcomes[-1].ended_at for one in self.parts.store.incidents() if one.outcomes]
+        return max(ends, default=0.0)
 
     async def turn(self) -> bool:
         """Look, detect, hand a new actionable finding to the rest of the loop; whether it saw."""
@@ -130,6 +137,8 @@ class _Watcher:
         self.open = tuple(one for one in findings if one.closed_at is None)
         self.parts.store.keep(findings)
         self.handled &= {one.subject for one in self.open}
+        if any(one.closed_at is not None and one.id in self.begun for one in findings):
+            self.again_at = facts.now
         chosen = next((one for one in self.open if self._wants_handling(one, facts)), None)
         if chosen is not None:
             self.handling = asyncio.create_task(self._handle(chosen))
@@ -180,7 +189,14 @@ class _Watcher:
 
     async def _handle(self, finding: Finding) -> Incident:
         try:
-            incident, facts = await open_incident(self.parts, finding, self.hunch, self.tell)
+            incident, facts = await open_incident(
+                self.parts,
+                finding,
+                self.hunch,
+                self.tell,
+                opened_by="watch",
+                begun=self.begun.pop(finding.id, None),
+            )
             refusal = why_not_automatic(self.parts, incident)
             if refusal is None:
                 return await run_repair(self.parts, incident, tell=self.tell, facts=facts)
@@ -197,7 +213,7 @@ class _Watcher:
         """Take up what is left half done, one after the other, then what broke."""
         if self.again_at is None or now < self.again_at:
             return False
-        if left := unfinished(self.parts):
+        if left := unfinished(self.parts) or orphans(self.parts):
             self.again_at = now
             self.handling = asyncio.create_task(finish(self.parts, left[0], self.tell))
             return True

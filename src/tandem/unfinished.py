@@ -1,12 +1,12 @@
 """What a Tandem that was killed or interrupted left half done, finished before anything new.
 
-For: repairs cut short at any step, proofs cut short, reports never written.
-Not for: evidence cut short; what was wrong is found again, and looked at afresh.
+For: repairs cut short at any step, proofs cut short, reports never written, incidents that a killed
+watch began. Not for: going on with the evidence of what still stands (`handling.open_incident`).
 """
 
 import msgspec
 
-from tandem.handling import run_proof, run_repair, run_report, written
+from tandem.handling import judged, run_proof, run_repair, run_report, written
 from tandem.parts import Parts, Tell, say
 from tandem.records import Incident, Intent, Outcome, Plan, Record
 
@@ -21,6 +21,31 @@ def unfinished(parts: Parts) -> list[Incident]:
         for one in parts.store.incidents()
         if one.seal is not None
         and (one.state == "repairing" or (one.outcomes and not written(one)))
+    ]
+
+
+def begun(parts: Parts) -> list[Incident]:
+    """The incidents that a watch opened and neither acted on nor wrote down, newest first."""
+    return [
+        one
+        for one in parts.store.incidents()
+        if one.opened_by == "watch"
+        and one.finding is not None
+        and not one.outcomes
+        and one.report is None
+        and one.state in ("open", "advised", "failed")
+    ]
+
+
+def orphans(parts: Parts) -> list[Incident]:
+    """Those of them whose finding is over: nothing goes on with them but their own end."""
+    known = {one.id for one in parts.store.open_findings()}
+    return [
+        one
+        for one in begun(parts)
+        if one.finding is not None
+        and one.finding.id not in known
+        and (one.state != "failed" or one.seal is not None)
     ]
 
 
@@ -42,6 +67,14 @@ async def finish(parts: Parts, incident: Incident, tell: Tell) -> Incident:
         parts.store.save(incident)
         said = f"the repair of {incident.id} was never proven; prove it: `tandem verify`"
         say(parts, tell, "failed", said, incident=incident.id)
+    elif incident.seal is None:
+        incident = msgspec.structs.replace(incident, state="failed")
+        parts.store.save(incident)
+        said = f"{incident.id} was over before its evidence was sealed"
+        say(parts, tell, "failed", said, incident=incident.id)
+        return incident
+    elif incident.plan is None:
+        incident, _ = judged(parts, incident, tell)
     return await run_report(parts, incident, tell=tell)
 
 

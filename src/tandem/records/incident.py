@@ -63,3 +63,5 @@ class Incident(Record, frozen=True, kw_only=True):
     verification: Verification | None = None
     report: ReportRef | None = None
     state: Literal["open", "advised", "repairing", "repaired", "failed", "closed"] = "open"
+    opened_by: Literal["person", "watch"] = "person"
+    """Who looks after it: what a watch opened and did not end, the next watch goes on with."""
