@@ -13,7 +13,7 @@ PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
 FIT := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
 .PHONY: words setup demo check lint types imports format test drill lock clean \
-  bench-engine bench-leak bench-scan
+  bench-engine bench-leak bench-scan bench-watch
 words: ## list the words
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 	  awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -34,6 +34,9 @@ bench-leak: $(STAMP) ## 53,000 requests, and nothing may be kept; QUICK=1 for 4 
 
 bench-scan: $(STAMP) ## the metrics scanner against prometheus_client; QUICK=1 is shorter
 	@$(BIN)/python benchmarks/scan.py
+
+bench-watch: $(STAMP) ## stalls noticed, false findings, cost of watching; QUICK=1 for 8 minutes
+	@$(BIN)/python benchmarks/watch.py $(ARGS)
 
 test: check ## the checks, then every test
 	@$(BIN)/python -m pytest $(ARGS)

@@ -58,7 +58,7 @@ class Bench:
         if name not in measured:
             say(f"  measuring: {name} (load {os.getloadavg()[0]:.1f})")
             measured[name] = await measure()
-            self._save()
+            self.save()
         return measured[name]
 
     def bar(self, name: str, figure: float, bar: float, count: int, *, least: bool = False) -> None:
@@ -71,13 +71,31 @@ class Bench:
             "figure": figure, "bar": f"{sign} {bar:g}", "n": count, "verdict": verdict,
         }  # fmt: skip
 
+    def note(self, name: str, figure: float, count: int) -> None:
+        """Print a figure that is stated and held to nothing."""
+        say(f"{name}: {figure:.4g} (stated, n={count})")
+        self._record["bars"][name] = {"figure": figure, "bar": "stated", "n": count}
+
+    def missing(self, name: str, why: str) -> None:
+        """Print a bar that could not be measured here: it falls short, unless the run is quick."""
+        self._short |= not self.quick
+        say(f"{name}: not measured ({why}) {'skipped' if self.quick else 'falls short'}")
+        self._record["bars"][name] = {"figure": None, "bar": "not measured", "why": why}
+
+    @property
+    def measured(self) -> dict[str, Figures]:
+        """Every step's figures so far."""
+        measured: dict[str, Figures] = self._record["measured"]
+        return measured
+
     def finish(self) -> int:
         """Close the results file; the exit status."""
         self._record |= {"finished": True, "ended": _now(), "load_after": os.getloadavg()[0]}
-        self._save()
+        self.save()
         return int(self._short)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Keep what is known now."""
         RESULTS.mkdir(exist_ok=True)
         scratch = self._path.with_suffix(".new")
         scratch.write_text(json.dumps(self._record, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,55 @@
+"""Watching that neither sleeps nor cries wolf: `make bench-watch`.
+
+Sixty injected stalls and how soon each was noticed, what watching costs, what it costs by the
+number of members, false findings in real soak and in virtual days, and all of it beside what people
+use today. Every stall and every slice of soak is in the results file as soon as it ended; a run
+that was cut short goes on after it.
+
+`watch.py PART...` measures only these parts: stalls, cost, curve, beside, virtual, soak. Bars are
+printed when all parts are there.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from types import ModuleType
+
+import watch_cost
+import watch_curve
+import watch_stalls
+from bars import Bench, say
+
+PARTS: dict[str, ModuleType] = {
+    "stalls": watch_stalls,
+    "cost": watch_cost,
+    "curve": watch_curve,
+}
+
+
+async def main(asked: list[str]) -> int:
+    """Measure, print every bar once; the exit status."""
+    bench = Bench("watch")
+    unknown = [name for name in asked if name not in PARTS]
+    if unknown:
+        say(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+        return 2
+    for name, part in PARTS.items():
+        if not asked or name in asked:
+            measure: Callable[[Bench], Awaitable[None]] = part.measure
+            await measure(bench)
+    if asked:
+        return 0
+    for part in PARTS.values():
+        part.tell(bench, bench.measured)
+    return bench.finish()
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    # An end from outside must put deployments away as Ctrl-C does.
+    signal.signal(signal.SIGTERM, _interrupted)
+    sys.exit(asyncio.run(main(sys.argv[1:])))
