@@ -41,8 +41,8 @@ async def exporters(root: Path, prefills: int, ports: list[int]) -> AsyncIterato
     pages = root / "pages.json"
     pages.write_text(json.dumps(await record()))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(Path(__file__).with_name("watch_exporter.py")), str(pages), str(prefills),
-        *map(str, ports), stdout=subprocess.PIPE, env=ENVIRONMENT,
+        sys.executable, str(Path(__file__).with_name("watch_exporter.py")), str(pages),
+        str(prefills), *map(str, ports), stdout=subprocess.PIPE, env=ENVIRONMENT,
     )  # fmt: skip
     if process.stdout is None:
         raise RuntimeError("no pipe")
