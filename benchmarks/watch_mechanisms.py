@@ -245,69 +245,68 @@ def load_of(site: str, traffic: str) -> Load:
     return LOADS["real" if site == "real" else "toy"][traffic]
 
 
-def _sixty() -> list[tuple[str, list[Stall]]]:
-    """Lanes: stalls that share a warm deployment, one after the other."""
-
-    def lane(site: str, *pairs: tuple[str, str]) -> list[Stall]:
-        return [Stall(site, name, word) for name, words in pairs for word in words.split()]
-
-    calm = lane(
-        "toy",
-        ("handoff_stalls", "idle light"),
-        ("forward=blocks, prefill", "idle light"),
-        ("leaked_slot_every, prefill", "idle light"),
-        ("abort_kills_bootstrap", "idle light"),
-        ("crash=worker_only, decode", "idle light"),
-        ("stale_endpoint", "idle light"),
-        ("peer_memory=stale, one restart", "light"),
-    )
-    calm_too = lane(
-        "toy",
-        ("handoff_dropped", "idle light"),
-        ("forward=blocks, decode", "idle light"),
-        ("forward=spins, prefill", "idle light"),
-        ("forward=spins, decode", "idle light"),
-        ("crash=worker_only, prefill", "idle light"),
-        ("lost_reply_every=1", "idle light"),
-        ("peer_memory=stale, three restarts", "light"),
-    )
-    shapes = [
-        *lane("toy, ranks", ("rank leaves, decode", "idle light"),
-              ("rank leaves, prefill", "light"), ("rank spins, decode", "light")),
-        *lane("toy, 2P1D", ("handoff_stalls, one of two prefills", "light saturated"),
-              ("blocks_on_dead_peer", "light")),
-        *lane("toy, 1P2D", ("forward=blocks, one of two decodes", "light saturated")),
-        *lane("toy, small KV", ("kv_exhaustion", "saturated")),
-    ]  # fmt: skip
-    saturated = lane(
-        "toy",
-        ("handoff_stalls", "saturated"),
-        ("handoff_dropped", "saturated"),
-        ("forward=blocks, decode", "saturated"),
-        ("forward=spins, prefill", "saturated"),
-        ("leaked_slot_every, decode", "saturated"),
-        ("crash=worker_only, decode", "saturated"),
-        ("abort_kills_bootstrap", "saturated"),
-        ("stale_endpoint", "saturated"),
-        ("peer_memory=stale, one restart", "saturated"),
-        ("peer_memory=orphaned, two restarts", "saturated"),
-        ("lost_reply_every=3", "light saturated"),
-    )
-    real = lane(
-        "real",
-        ("handoff_stalls", "idle light saturated"),
-        ("forward=blocks, decode", "light saturated"),
-        ("forward=blocks, prefill", "idle"),
-        ("handoff_dropped", "light"),
-        ("leaked_slot_every, prefill", "light"),
-        ("abort_kills_bootstrap", "light"),
-        ("crash=worker_only, decode", "idle"),
-        ("peer_memory=stale, one restart", "light saturated"),
-    )
-    return [
-        ("calm", calm), ("calm too", calm_too), ("shapes", shapes),
-        ("real", real), ("saturated", saturated),
-    ]  # fmt: skip
+def _lane(site: str, *pairs: tuple[str, str]) -> list[Stall]:
+    return [Stall(site, name, word) for name, words in pairs for word in words.split()]
 
 
-LANES = _sixty()
+CALM = _lane(
+    "toy",
+    ("handoff_stalls", "idle light"),
+    ("forward=blocks, prefill", "idle light"),
+    ("leaked_slot_every, prefill", "idle light"),
+    ("abort_kills_bootstrap", "idle light"),
+    ("crash=worker_only, decode", "idle light"),
+    ("stale_endpoint", "idle light"),
+    ("peer_memory=stale, one restart", "light"),
+)
+CALM_TOO = _lane(
+    "toy",
+    ("handoff_dropped", "idle light"),
+    ("forward=blocks, decode", "idle light"),
+    ("forward=spins, prefill", "idle light"),
+    ("forward=spins, decode", "idle light"),
+    ("crash=worker_only, prefill", "idle light"),
+    ("lost_reply_every=1", "idle light"),
+    ("peer_memory=stale, three restarts", "light"),
+)
+SHAPES = [
+    *_lane("toy, ranks", ("rank leaves, decode", "idle light"),
+          ("rank leaves, prefill", "light"), ("rank spins, decode", "light")),
+    *_lane("toy, 2P1D", ("handoff_stalls, one of two prefills", "light saturated"),
+          ("blocks_on_dead_peer", "light")),
+    *_lane("toy, 1P2D", ("forward=blocks, one of two decodes", "light saturated")),
+    *_lane("toy, small KV", ("kv_exhaustion", "saturated")),
+]  # fmt: skip
+SATURATED = _lane(
+    "toy",
+    ("handoff_stalls", "saturated"),
+    ("handoff_dropped", "saturated"),
+    ("forward=blocks, decode", "saturated"),
+    ("forward=spins, prefill", "saturated"),
+    ("leaked_slot_every, decode", "saturated"),
+    ("crash=worker_only, decode", "saturated"),
+    ("abort_kills_bootstrap", "saturated"),
+    ("stale_endpoint", "saturated"),
+    ("peer_memory=stale, one restart", "saturated"),
+    ("peer_memory=orphaned, two restarts", "saturated"),
+    ("lost_reply_every=3", "light saturated"),
+)
+REAL = _lane(
+    "real",
+    ("handoff_stalls", "idle light saturated"),
+    ("forward=blocks, decode", "light saturated"),
+    ("forward=blocks, prefill", "idle"),
+    ("handoff_dropped", "light"),
+    ("leaked_slot_every, prefill", "light"),
+    ("abort_kills_bootstrap", "light"),
+    ("crash=worker_only, decode", "idle"),
+    ("peer_memory=stale, one restart", "light saturated"),
+)
+LANES: list[tuple[str, list[Stall]]] = [
+    ("calm", CALM),
+    ("calm too", CALM_TOO),
+    ("shapes", SHAPES),
+    ("real", REAL),
+    ("saturated", SATURATED),
+]
+"""Sixty, in lanes: stalls that share warm deployments, one after the other."""
