@@ -20,7 +20,7 @@ set -eu
 mount --make-rprivate /
 for folder in /tmp /var/tmp /run /var/log; do mount -t tmpfs none "$folder"; done
 mkdir -p /run/systemd/system /run/dbus
-exec /usr/lib/systemd/systemd --system --unit=basic.target --log-target=null --show-status=no
+exec /usr/lib/systemd/systemd --system --unit=basic.target --log-target=journal --show-status=no
 """
 
 

@@ -104,6 +104,20 @@ class TestAccepted:
         assert settings.evidence.environment == ("MY_FLAG",)
         assert settings.detect.flat_s == 3.5
 
+    def test_who_runs_a_member_and_where_it_logs_arrive(self, write, tmp_path):
+        """A unit has its type, and a log is taken from the file's folder."""
+        text = PAIR.replace(
+            'url = "http://127.0.0.1:30001"',
+            'url = "http://127.0.0.1:30001"\nunit = "sglang-decode@0"\nlog = "logs/d.log"',
+        ).replace(
+            'url = "http://127.0.0.1:30002"',
+            'url = "http://127.0.0.1:30002"\ncontainer = "smg"\nlog = "/var/log/smg.log"',
+        )
+        _, decode, router = load(write(text)).deployment.members
+
+        assert (decode.unit, decode.log) == ("sglang-decode@0.service", f"{tmp_path}/logs/d.log")
+        assert (router.container, router.log) == ("smg", "/var/log/smg.log")
+
     def test_a_deployment_may_have_no_router(self, write):
         """A bare pair is a deployment."""
         settings = load(write(PAIR[: PAIR.rindex("[[member]]")]))
@@ -138,6 +152,21 @@ REFUSED = [
 ]
 
 IMPOSSIBLE = [
+    (
+        'url = "http://127.0.0.1:30001"',
+        'url = "http://127.0.0.1:30001"\nunit = "a b"',
+        "member.decode-0.unit = 'a b': is no usable name",
+    ),
+    (
+        'url = "http://127.0.0.1:30001"',
+        'url = "http://127.0.0.1:30001"\nunit = "d"\ncontainer = "d"',
+        "member.decode-0.container = 'd': a member is a unit or a container; remove one",
+    ),
+    (
+        'supervisor = "local"',
+        'supervisor = "local"\ncontainer = "p"',
+        "member.prefill-0.container = 'p': Tandem itself starts this; remove it, or remove sup",
+    ),
     ('"decode"', '"prefil"', "member.decode-0.role = 'prefil': is not one of its values"),
     ('name = "decode-0"\n', "", "member.1.name: is missing; add it"),
     ('"decode-0"', '"prefill-0"', "member.prefill-0.name = 'prefill-0': two members have this"),

@@ -8,6 +8,8 @@ is written; starting the program for every look would cost ten milliseconds each
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Sequence
@@ -43,7 +45,7 @@ class _Entry(msgspec.Struct):
 
     cursor: str = msgspec.field(default="", name="__CURSOR")
     realtime_us: str = msgspec.field(default="0", name="__REALTIME_TIMESTAMP")
-    message: str | list[int] | list[str] | None = msgspec.field(default=None, name="MESSAGE")
+    message: str | list[int | str | list[int]] | None = msgspec.field(default=None, name="MESSAGE")
 
     @property
     def at(self) -> float:
@@ -126,15 +128,16 @@ class JournalSource:
         """End the follower."""
         process, self._process = self._process, None
         errors, self._errors = self._errors, None
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        if process is not None:
-            # What is still in the pipes would keep them open.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.communicate(), 2.0)
         if errors is not None:
             errors.cancel()
+            await asyncio.wait([errors], timeout=1.0)
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # What is still in the pipes would keep them open.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.communicate(), 2.0)
 
     async def _start(self, service: Service) -> None:
         which = "--unit" if service.uid is None else "--user-unit"
@@ -147,7 +150,13 @@ class JournalSource:
         self._rest, self._missing = b"", None
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, limit=READ_BYTES_MAX // 2
+                *argv,
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=PIPE,
+                limit=READ_BYTES_MAX // 2,
+                # A Ctrl-C meant for Tandem is not for it, and whatever it starts ends with it.
+                start_new_session=True,
             )
         except OSError as error:
             self._missing = f"cannot start journalctl: {error}"

@@ -1,10 +1,16 @@
 """Log files are followed through growth, rotation and truncation, and known lines are counted."""
 
+import os
+
+import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem.collect.incarnations import Incarnations
+from tandem.collect.log_lines import LINE_BYTES_MAX, Lines
 from tandem.collect.log_signatures import SIGNATURES
-from tandem.collect.logs import READ_BYTES_MAX, LogSource
+from tandem.collect.logs import BEHIND_BYTES_MAX, READ_BYTES_MAX, LogSource
 from tandem.records import Incarnation, Member, Role
 from tandem.records import vocabulary as v
 
@@ -94,6 +100,77 @@ class TestFollowing:
 
         assert (first.value < wanted, last.value) == (True, wanted)
 
+    async def test_whoever_writes_on_to_the_renamed_file_is_still_read(self, bench):
+        """Engines never open their log again: a rotation without `copytruncate` changes nothing."""
+        with bench.path.open("a", buffering=1) as log:
+            log.write("one\n")
+            await bench.look()
+            bench.path.rename(bench.path.with_suffix(".1"))
+            bench.path.write_text("")
+            await bench.look()
+            log.write("two\nthree\n")
+            lines, _, _ = await bench.look()
+
+        assert lines.value == 3
+
+    async def test_a_second_rotation_lets_go_of_the_oldest(self, bench):
+        """At most two files are open, however often the log is rotated."""
+        for turn in range(5):
+            bench.path.write_text(f"{turn}\n")
+            lines, _, _ = await bench.look()
+            bench.path.rename(bench.path.with_suffix(f".{turn}"))
+
+        assert lines.value == 5
+        folder = str(bench.path.parent)
+        opened = [one.path for one in psutil.Process().open_files() if one.path.startswith(folder)]
+        assert len(opened) <= 2
+
+    async def test_a_file_cut_and_grown_beyond_where_it_was_read_is_read_anew(self, bench):
+        """`copytruncate` and a busy engine: the size alone would not show it."""
+        bench.path.write_text("one\ntwo\n")
+        await bench.look()
+        with bench.path.open("r+") as log:
+            log.truncate(0)
+            log.write("".join(f"line {number}\n" for number in range(20)))
+        lines, _, _ = await bench.look()
+
+        assert lines.value == 22
+
+    async def test_a_file_that_vanishes_is_waited_for(self, bench):
+        """Lines of its successor are counted when it comes."""
+        bench.path.write_text("one\n")
+        await bench.look()
+        bench.path.unlink()
+        gone, _, _ = await bench.look()
+        bench.path.write_text("two\n")
+        back, _, _ = await bench.look()
+
+        assert (gone.value, back.value) == (1, 2)
+
+    async def test_what_is_far_behind_is_passed_over_and_told(self, bench):
+        """A file that grows too fast is entered again near its end."""
+        bench.path.write_text("")
+        await bench.look()
+        with bench.path.open("wb") as log:
+            log.truncate(BEHIND_BYTES_MAX + READ_BYTES_MAX)
+            log.seek(0, os.SEEK_END)
+            log.write(b"\nlast\n")
+        lines, _, found = await bench.look()
+        lines, _, _ = await bench.look()
+
+        assert lines.value == 1
+        assert found[v.LOG_SKIPPED_BYTES_TOTAL, ""].value == BEHIND_BYTES_MAX + len(b"\nlast\n")
+
+    async def test_what_is_no_file_is_a_reason(self, bench):
+        """A pipe that nobody writes to is not waited for, and a folder is none."""
+        os.mkfifo(bench.path)
+        lines, _, _ = await bench.look()
+        folder = LogSource(MEMBER, lambda _: str(bench.path.parent), Incarnations())
+        (other,) = (await folder.collect()).observations
+
+        assert "no ordinary file" in lines.missing
+        assert "cannot read" in other.missing
+
     async def test_a_missing_file_and_an_unknown_path_are_reasons(self, bench):
         """Nothing is raised; the row says what is missing."""
         lines, _, _ = await bench.look()
@@ -102,6 +179,92 @@ class TestFollowing:
 
         assert "cannot read" in lines.missing
         assert "nobody told" in nobody.missing
+
+
+class TestHostile:
+    """What nobody would write on purpose."""
+
+    async def test_a_line_without_end_costs_a_bound(self, bench):
+        """Of 100 MB without a newline a few kilobytes are kept, and the next line is counted."""
+        with bench.path.open("wb") as log:
+            log.truncate(100_000_000)
+        looks = 0
+        while bench.source._file is None or looks < 20:
+            lines, _, _ = await bench.look()
+            looks += 1
+        kept = len(bench.source._file._rest)
+        with bench.path.open("ab") as log:
+            log.write(b"\n" + FAILED.encode())
+        lines, counts, _ = await bench.look()
+
+        assert kept <= LINE_BYTES_MAX
+        assert (lines.value, counts["transfer-failed"]) == (1, 1)
+
+    @given(
+        st.lists(
+            st.one_of(
+                st.binary(max_size=200),
+                st.sampled_from((b"\x00" * 50, b"\xff\xfe", b"\x1b[31m" * 20, b"\x1b[", b"\r")),
+                st.sampled_from((b"[9999-99-99 99:99:99] Traceback (most recent call last):",)),
+                st.sampled_from((b"0001-01-01T00:00:00+23:59 CUDA error",)),
+            )
+        )
+    )
+    def test_any_bytes_are_counted_by_their_ends(self, chunks):
+        """Nothing in a line breaks the reading of it; what is shown can be shown."""
+        lines = Lines()
+        for chunk in chunks:
+            lines.count(chunk, 1e9)
+        rows = list(lines.told(1e9, lambda name, value, label="": (name, value, label)))
+        shown = [value for name, value, _ in rows if name == v.LOG_LAST]
+
+        assert rows[0] == (v.LOG_LINES_TOTAL, len(chunks), "")
+        assert [text for text in shown if "\x1b" in text or "\x00" in text] == []
+
+    async def test_colours_within_a_line_do_not_hide_it(self, bench):
+        """Escapes are taken out before it is matched."""
+        bench.path.write_bytes(b"\x1b[1mPrefill \x1b[31mtransfer\x1b[0m failed\n")
+        _, counts, found = await bench.look()
+
+        assert counts["transfer-failed"] == 1
+        assert found[v.LOG_LAST, "transfer-failed"].value == "Prefill transfer failed"
+
+
+class TestTimes:
+    """When a signature was seen."""
+
+    @pytest.mark.parametrize(
+        ("line", "at"),
+        [
+            ("2026-01-01T00:00:00Z ERROR CUDA error", 1767225600.0),
+            ("[2026-01-01 00:00:00+00:00] CUDA error", 1767225600.0),
+            ("2026-01-01T00:00:00.250000Z CUDA error", 1767225600.25),
+            ("  2026-01-01T01:00:00+01:00 CUDA error", 1767225600.0),
+            ("CUDA error", 1767226000.0),
+            ("2031-01-01T00:00:00Z from a wrong clock: CUDA error", 1767226000.0),
+            ("1999-01-01T00:00:00Z from a wrong clock: CUDA error", 1767226000.0),
+            ("2026-13-41T00:00:00Z CUDA error", 1767226000.0),
+        ],
+    )
+    async def test_it_is_when_the_line_says_it_was_written(self, bench, line, at):
+        """Else when it was read."""
+        bench.at = 1767226000.0
+        bench.path.write_text(line + "\n")
+        _, _, found = await bench.look()
+
+        assert found[v.LOG_FIRST_SEEN_AT, "cuda-error"].value == at
+
+    async def test_the_first_and_the_last_are_told(self, bench):
+        """The first stays, the last moves."""
+        bench.at = 1767226000.0
+        bench.path.write_text("2026-01-01T00:00:01Z CUDA error\n")
+        await bench.look()
+        with bench.path.open("a") as log:
+            log.write("2026-01-01T00:00:09Z CUDA error\n")
+        _, _, found = await bench.look()
+
+        assert found[v.LOG_FIRST_SEEN_AT, "cuda-error"].value == 1767225601.0
+        assert found[v.LOG_LAST_SEEN_AT, "cuda-error"].value == 1767225609.0
 
 
 class TestSignatures:
@@ -158,6 +321,8 @@ class TestSignatures:
             ("[Errno 98] error while attempting to bind: address already in use", "address-in-use"),
             ("Lost connection with prefill instance (bootstrap_addr: h:1)", "peer-lost"),
             ("Failed to select PD pair error=no healthy", "router-no-pair"),
+            ("d.service: Main process exited, code=killed, status=9/KILL", "main-process-exited"),
+            ("d.service: Failed with result 'oom-kill'.", "oom-killed"),
         ],
     )
     def test_lines_of_engines_and_router_are_known(self, line, slug):
