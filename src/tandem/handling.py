@@ -100,6 +100,15 @@ async def _sealed(parts: Parts, incident: Incident, window_s: float | None, tell
         # The night's one piece of evidence that a person can still make possible.
         said = f"no stacks could be taken: {stacks.observations[0].missing}"
         say(parts, tell, "evidence", said, incident=incident.id)
+    apart = {
+        one.subject
+        for one in stacks.observations
+        if one.name == v.STACK_CLUSTER and one.label == "2"
+    }
+    for one in stacks.observations:
+        if one.name == v.STACK_RANKS and one.subject in apart:
+            said = f"ranks of {one.subject}: {one.value}"
+            say(parts, tell, "evidence", said, incident=incident.id)
     parts.store.append(await parts.collector.tick())
     now = parts.clock.now()
     seal = await asyncio.to_thread(

@@ -28,7 +28,7 @@ TITLED = re.compile(r"^(?:sglang|vllm)::?:?(\S+)", re.IGNORECASE)
 NAMED = re.compile(
     r"^(?:scheduler|detokenizer|tokenizer|data_parallel|worker|engine)", re.IGNORECASE
 )
-RANK = re.compile(r"(?:(?:DP|PP|TP|EP|CP)\d+(?:_|$)?)+")
+RANK = re.compile(r"(?<![A-Za-z])(?:(?:DP|PP|TP|EP|CP)\d+(?:_|$)?)+")
 
 
 class Stat(NamedTuple):

@@ -1,8 +1,8 @@
 """Where every thread of a member stands, by py-spy: taken once per incident, never periodically.
 
-For: the evidence that splits rivals. Never locals; non-blocking for a process that still moves,
-blocking only for one that does not, one at a time; a process that this left stopped is continued.
-Not for: clustering or judging what the frames mean.
+For: the evidence that splits rivals, and where the ranks of one engine are (`clusters.py`). Never
+locals; non-blocking for a process that still moves, blocking only for one that does not, one at a
+time; a process that this left stopped is continued. Not for: judging what the frames mean.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from tandem.collect import clusters
+from tandem.collect.families import rank_of, role_of
 from tandem.collect.incarnations import Incarnations
 from tandem.ports import Harvest
 from tandem.records import Member, Observation, Value
@@ -67,6 +70,8 @@ class _Target:
     pid: int
     moves: bool
     stopped: bool
+    role: str = ""
+    leads: bool = False
 
 
 def py_spy() -> str | None:
@@ -104,11 +109,40 @@ class StackTaker:
         if program is not None:
             pids = {name: pid for name, pid in known.items() if pid is not None}
             targets = await _targets(pids)
+        dumped: dict[str, list[tuple[_Target, list[_Thread]]]] = defaultdict(list)
         for target in targets:
-            found += await self._dump(program or "", target)
+            rows, threads = await self._dump(program or "", target)
+            found += rows
+            dumped[target.member].append((target, threads))
+        for member, processes in dumped.items():
+            found += self._ranks(member, processes)
         return Harvest(tuple(found))
 
-    async def _dump(self, program: str, target: _Target) -> list[Observation]:
+    def _ranks(
+        self, member: str, processes: Sequence[tuple[_Target, list[_Thread]]]
+    ) -> Iterator[Observation]:
+        """Where the ranks of a member are, when it has several."""
+        ranks: list[clusters.Rank] = []
+        unseen: list[str] = []
+        for target, threads in processes:
+            name = rank_of(target.role)
+            if name is None and not target.leads:
+                continue
+            thread = _rank_thread(target, threads)
+            if thread is not None:
+                name = name or rank_of(thread.thread_name or "") or f"pid {target.pid}"
+                ranks.append(clusters.Rank(name, _places(thread), serves=target.leads))
+            elif name is not None:
+                unseen.append(name)
+        if len(ranks) + len(unseen) < 2:
+            return
+        places = clusters.clustered(ranks)
+        yield self._row(member, v.STACK_RANKS, clusters.told(places, unseen))
+        for number, one in enumerate(places, start=1):
+            said = f"{', '.join(one.ranks)}: {one.where}"
+            yield self._row(member, v.STACK_CLUSTER, said, label=str(number))
+
+    async def _dump(self, program: str, target: _Target) -> tuple[list[Observation], list[_Thread]]:
         argv = [program, "dump", "--json", "--pid", str(target.pid)]
         # A blocking dump of a stopped process fails; of a moving one it would make it wait.
         if target.moves or target.stopped:
@@ -119,13 +153,13 @@ class StackTaker:
             _continued(target)
         if problem is not None:
             missing = _explained(problem, target.pid)
-            return [self._row(target.member, v.STACK, label=str(target.pid), missing=missing)]
+            return [self._row(target.member, v.STACK, label=str(target.pid), missing=missing)], []
         try:
             threads = msgspec.json.decode(output, type=list[_Thread])
         except msgspec.DecodeError as error:
             missing = f"pid {target.pid}: py-spy said something else: {error}"
-            return [self._row(target.member, v.STACK, label=str(target.pid), missing=missing)]
-        return list(self._threads(target.member, threads))
+            return [self._row(target.member, v.STACK, label=str(target.pid), missing=missing)], []
+        return list(self._threads(target.member, threads)), threads
 
     def _threads(self, member: str, threads: Sequence[_Thread]) -> Iterator[Observation]:
         for thread in threads[:THREADS_MAX]:
@@ -171,14 +205,39 @@ async def _targets(pids: dict[str, int]) -> list[_Target]:
     await asyncio.sleep(MOVES_S)
     second = await asyncio.to_thread(_family_times, pids)
     return [
-        _Target(member, pid, moves=spent_s > first[member, pid][0], stopped=stopped)
-        for (member, pid), (spent_s, stopped) in second.items()
+        _Target(
+            member,
+            pid,
+            moves=spent_s > first[member, pid][0],
+            stopped=stopped,
+            role=role,
+            leads=pid == pids[member],
+        )
+        for (member, pid), (spent_s, stopped, role) in second.items()
         if (member, pid) in first
     ]
 
 
-def _family_times(pids: dict[str, int]) -> dict[tuple[str, int], tuple[float, bool]]:
-    """CPU seconds of each member's process and its children, and whether each is stopped."""
+def _rank_thread(target: _Target, threads: Sequence[_Thread]) -> _Thread | None:
+    """The thread that does a rank's work: one that is named for it, else its process's main one.
+
+    A serving process has none but a named one: its main thread answers requests.
+    """
+    named = [one for one in threads if rank_of(one.thread_name or "")]
+    main = [one for one in threads if one.os_thread_id == target.pid]
+    alone = target.leads and rank_of(target.role) is None
+    return next(iter(named if alone else [*named, *main]), None)
+
+
+def _places(thread: _Thread) -> tuple[clusters.Frame, ...]:
+    return tuple(
+        clusters.Frame(one.name, one.short_filename or one.filename, one.line)
+        for one in thread.frames[:FRAMES_MAX]
+    )
+
+
+def _family_times(pids: dict[str, int]) -> dict[tuple[str, int], tuple[float, bool, str]]:
+    """CPU seconds of each member's process and its children, whether each is stopped, its role."""
     found = {}
     for member, pid in pids.items():
         with contextlib.suppress(psutil.Error):
@@ -186,7 +245,8 @@ def _family_times(pids: dict[str, int]) -> dict[tuple[str, int], tuple[float, bo
             for one in [leader, *leader.children(recursive=True)][:PROCESSES_MAX]:
                 spent = one.cpu_times()
                 stopped = one.status() in _STOPPED
-                found[member, one.pid] = (spent.user + spent.system, stopped)
+                role = role_of(one.pid, one.name())
+                found[member, one.pid] = (spent.user + spent.system, stopped, role)
     return found
 
 

@@ -87,6 +87,8 @@ LOG_LAST_SEEN_AT = "log_last_seen_at"  # label = signature slug, value = unix se
 LOG_SKIPPED_BYTES_TOTAL = "log_skipped_bytes_total"  # written faster than it could be read
 STACK = "stack"  # label = thread, value = frames, innermost first, one a line, never locals
 STACK_STATE = "stack_state"  # label = thread, value = idle | active
+STACK_RANKS = "stack_ranks"  # one sentence: which ranks are where, and who is elsewhere
+STACK_CLUSTER = "stack_cluster"  # label = 1, 2, ... fullest first; value = ranks, `:`, the place
 
 # Units (source `unit`): systemd's word on a member's service; kept once per change.
 UNIT = "unit"  # its name; `user:` before it when a user's own systemd has it
