@@ -71,6 +71,19 @@ class Scanner:
         }
         return [one for one in self.scan(whole) if _PART.sub("", one.name) not in families]
 
+    def scan_page(self, page: bytes, *, cut: bool = False) -> tuple[list[Sample], str]:
+        """The wanted samples, and why others may be missing; empty when the page is whole.
+
+        `cut` says that the page goes on beyond these bytes.
+        """
+        if cut:
+            why = f"the metrics page is longer than {len(page)} bytes and was read no further"
+        elif page and not page.endswith(b"\n"):
+            why = "the metrics page ends in the middle of a line"
+        else:
+            return self.scan(page), ""
+        return self.scan_cut(page), why
+
     def _read(self, rest: bytes) -> tuple[Mapping[str, str], float] | None:
         """Labels and value of what follows the name; None when the line says neither."""
         labels: Mapping[str, str] = {}

@@ -16,6 +16,10 @@ from tandem.records import vocabulary as v
 from tandem.routers.smg import SmgRouter
 
 START_S = 15.0
+AGES = "".join(
+    f'smg_http_inflight_request_age_count{{gt="{gt}",le="{le}"}} {count}\n'
+    for gt, le, count in (("0", "30", 3), ("180", "300", 1), ("30", "60", 2), ("300", "600", 0))
+)
 
 
 def free_ports(count):
@@ -102,6 +106,7 @@ class TestSmg:
             (v.ROUTER_RESPONSES_TOTAL, ""): 2,
             (v.ROUTER_RESPONSES_TOTAL, "200"): 2,
             (v.ROUTER_ACTIVE_REQS, ""): 0,
+            (v.WORKER_STATUS, "decode-0"): "ready",
         }.items() <= {key: one.value for key, one in seen.items()}.items()
 
     async def test_a_hung_request_is_requests_minus_responses(self, session, tmp_path):
@@ -180,4 +185,23 @@ class TestDeadRouter:
             seen = rows(await SmgRouter(session).observe(member, 2.0))
 
         assert "HTTP 404" in seen[v.WORKER_HEALTHY, ""].missing
-        assert "counts no worker" in seen[v.ROUTER_ACTIVE_REQS, ""].missing
+        for name in (v.ROUTER_ACTIVE_REQS, v.ROUTER_REQUESTS_TOTAL, v.ROUTER_REQUEST_AGE_S):
+            assert "no series of this router" in seen[name, ""].missing
+
+    @pytest.mark.parametrize(
+        ("page", "name", "said"),
+        [
+            ("", v.ROUTER_REQUEST_AGE_S, "shows no ages"),
+            (AGES, v.ROUTER_REQUEST_AGE_S, 180.0),
+            ('smg_http_requests_total{path="/generate"} 4\nsmg_http_resp',
+             v.ROUTER_RESPONSES_TOTAL, "ends in the middle of a line"),
+        ],
+    )  # fmt: skip
+    async def test_what_its_page_says_of_requests(self, session, page, name, said):
+        """The oldest open request by its bucket; what a broken page does not show is no nought."""
+        page = 'smg_worker_requests_active{worker="http://x"} 1\n' + page
+        async with StubEngine(Role.PREFILL, page=page) as stub:
+            member = Member(name="r", role=Role.ROUTER, url=stub.url, engine="smg")
+            seen = rows(await SmgRouter(session).observe(member, 2.0))[name, ""]
+
+        assert said in (seen.missing or "") if isinstance(said, str) else seen.value == said

@@ -116,7 +116,7 @@ def counters(page: bytes, member: Member, seen: Seen, *, cut: bool = False) -> l
     SGLang writes no line for a labelled counter that never counted, so absence is no zero. `cut`
     says that the page goes on beyond these bytes.
     """
-    samples, beyond = _scanned(SCANNER, page, cut=cut)
+    samples, beyond = SCANNER.scan_page(page, cut=cut)
     absent = beyond or "not on the metrics page: it never counted, or is not wired"
     found = []
     for ours in wanted(COUNTERS, member.role):
@@ -131,22 +131,11 @@ def counters(page: bytes, member: Member, seen: Seen, *, cut: bool = False) -> l
     return found
 
 
-def _scanned(scanner: Scanner, page: bytes, *, cut: bool) -> tuple[list[Sample], str]:
-    """The wanted samples, and why others may be missing; empty when the page is whole."""
-    if cut:
-        why = f"the metrics page is longer than {len(page)} bytes and was read no further"
-    elif page and not page.endswith(b"\n"):
-        why = "the metrics page ends in the middle of a line"
-    else:
-        return scanner.scan(page), ""
-    return scanner.scan_cut(page), why
-
-
 def gauges(
     page: bytes, reasons: Mapping[str, str], seen: Seen, *, cut: bool = False
 ) -> list[Observation]:
     """Queue gauges of a metrics page, by our name; `reasons` say why each is looked for here."""
-    samples, beyond = _scanned(SCANNER, page, cut=cut)
+    samples, beyond = SCANNER.scan_page(page, cut=cut)
     found = []
     for ours, why in reasons.items():
         value = _first(samples, GAUGES.get(ours, ()))
@@ -161,7 +150,7 @@ def transfers(page: bytes, *, cut: bool = False) -> float | None:
     0 before the first, when the counter is not there yet; None where this version has no such
     counter, or the page was cut before it.
     """
-    samples, beyond = _scanned(TRANSFER_SCANNER, page, cut=cut)
+    samples, beyond = TRANSFER_SCANNER.scan_page(page, cut=cut)
     counted = _first(samples, COUNTERS[v.TRANSFERS_TOTAL])
     if beyond:
         return counted

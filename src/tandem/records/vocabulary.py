@@ -50,6 +50,8 @@ LONG = "long"
 ROUTER_REQUESTS_TOTAL = "router_requests_total"
 ROUTER_RESPONSES_TOTAL = "router_responses_total"  # label "" = all, else an HTTP status code
 ROUTER_ACTIVE_REQS = "router_active_reqs"
+ROUTER_REQUEST_AGE_S = "router_request_age_s"  # its oldest open request is older; 0: none is old
+WORKER_STATUS = "worker_status"  # the router's own word for it, label = member
 WORKER_HEALTHY = "worker_healthy"  # bool, label = member (or URL when no member matches)
 WORKER_ACTIVE_REQS = "worker_active_reqs"  # label = member
 WORKER_BREAKER_OPEN = "worker_breaker_open"  # bool, label = member

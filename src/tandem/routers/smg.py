@@ -6,10 +6,13 @@ Not for: changing its workers, or judging it.
 Seen with smg 1.13.0: `/health` is always 200; GETs of our own count in `smg_http_requests_total`,
 so only inference paths are counted here; a client that left counts as a response with status 499;
 a hung request has no response, only `smg_worker_requests_active` and requests minus responses show
-it; an open breaker leaves `/workers` and `/readiness` healthy and shows in `smg_worker_cb_state`.
+it; an open breaker leaves `/workers` and `/readiness` healthy and shows in `smg_worker_cb_state`;
+ages of open requests come in buckets from 30 s on, and only some seconds after its start.
 """
 
 import asyncio
+import contextlib
+import functools
 import math
 import time
 from collections import defaultdict
@@ -18,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 import aiohttp
 import msgspec
 
-from tandem.fetch import Fetched, address, fetch
+from tandem.fetch import PAGE_BYTES_MAX, Fetched, address, fetch
 from tandem.ports import Completion, Harvest
 from tandem.records import Member, Observation, Role, Value
 from tandem.records import vocabulary as v
@@ -42,9 +45,16 @@ _ACTIVE = "smg_worker_requests_active"
 _BREAKER = "smg_worker_cb_state"
 _BREAKER_OPEN = 1.0
 """0 is closed; a half-open one (2) lets a request through."""
-SCANNER = Scanner((_REQUESTS, _RESPONSES, _ACTIVE, _BREAKER))
+_AGES = "smg_http_inflight_request_age_count"
+"""Open requests by age; not cumulative: each is in the one bucket `gt` to `le` (seconds)."""
+SCANNER = Scanner((_REQUESTS, _RESPONSES, _ACTIVE, _BREAKER, _AGES))
 
-_COUNTED = (v.ROUTER_REQUESTS_TOTAL, v.ROUTER_RESPONSES_TOTAL, v.ROUTER_ACTIVE_REQS)
+_COUNTED = (
+    v.ROUTER_REQUESTS_TOTAL,
+    v.ROUTER_RESPONSES_TOTAL,
+    v.ROUTER_ACTIVE_REQS,
+    v.ROUTER_REQUEST_AGE_S,
+)
 
 
 class _Worker(msgspec.Struct):
@@ -52,6 +62,7 @@ class _Worker(msgspec.Struct):
     is_healthy: bool
     worker_type: str = ""
     load: int = 0
+    status: str = ""
 
 
 class _Workers(msgspec.Struct):
@@ -144,7 +155,13 @@ class SmgRouter:
 
         workers, page = await asyncio.gather(
             fetch(self._session, f"{member.url}/workers", timeout_s=timeout_s),
-            fetch(self._session, _metrics_url(member), timeout_s=timeout_s),
+            fetch(
+                self._session,
+                _metrics_url(member),
+                timeout_s=timeout_s,
+                body_bytes_max=PAGE_BYTES_MAX,
+                cut=True,
+            ),
         )
         return Harvest((*self._workers(workers, seen), *self._counters(page, seen)))
 
@@ -159,6 +176,11 @@ class SmgRouter:
             seen(v.WORKER_HEALTHY, worker.is_healthy, label=self._label(worker.url))
             for worker in listed
         ]
+        found += [
+            seen(v.WORKER_STATUS, worker.status, label=self._label(worker.url))
+            for worker in listed
+            if worker.status
+        ]
         known = {address(worker.url) for worker in listed}
         return found + [
             # The router was told of it, or we were, and it does not have it.
@@ -170,11 +192,20 @@ class SmgRouter:
     def _counters(self, got: Fetched, seen: Callable[..., Observation]) -> list[Observation]:
         if not got.ok:
             return [seen(name, missing=f"router metrics: {got.why_not}") for name in _COUNTED]
-        samples = [one for one in SCANNER.scan(got.body) if math.isfinite(one.value)]
+        read, beyond = SCANNER.scan_page(got.body, cut=got.cut)
+        samples = [one for one in read if math.isfinite(one.value)]
+        if not samples:
+            # A page without one of its series is no router's: nought would be a claim.
+            why = f"router metrics: {beyond or 'the page has no series of this router'}"
+            return [seen(name, missing=why) for name in _COUNTED]
         found = [
-            seen(v.ROUTER_REQUESTS_TOTAL, _inference(samples, _REQUESTS)),
-            seen(v.ROUTER_RESPONSES_TOTAL, _inference(samples, _RESPONSES)),
+            _inference(samples, theirs, beyond, functools.partial(seen, ours))
+            for ours, theirs in (
+                (v.ROUTER_REQUESTS_TOTAL, _REQUESTS),
+                (v.ROUTER_RESPONSES_TOTAL, _RESPONSES),
+            )
         ]
+        found.append(_oldest(samples, beyond, functools.partial(seen, v.ROUTER_REQUEST_AGE_S)))
         for status, count in _by_status(samples).items():
             found.append(seen(v.ROUTER_RESPONSES_TOTAL, count, label=status))
         active: dict[str, int] = defaultdict(int)
@@ -189,7 +220,7 @@ class SmgRouter:
                 open_ = sample.value == _BREAKER_OPEN
                 found.append(seen(v.WORKER_BREAKER_OPEN, open_, label=self._label(url)))
         if not active:
-            none = "the router counts no worker's requests"
+            none = beyond or "the router counts no worker's requests"
             return [*found, seen(v.ROUTER_ACTIVE_REQS, missing=none)]
         # A request is counted at its prefill and at its decode: the fuller role has them all.
         return [*found, seen(v.ROUTER_ACTIVE_REQS, max(active.values()))]
@@ -271,15 +302,30 @@ def _by_status(samples: Sequence[Sample]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _inference(samples: Sequence[Sample], name: str) -> int:
+def _inference(
+    samples: Sequence[Sample], name: str, beyond: str, seen: Callable[..., Observation]
+) -> Observation:
     """The sum of a counter over inference paths; 0 before the first request."""
-    return int(
-        sum(
-            sample.value
-            for sample in samples
-            if sample.name == name and sample.labels.get("path") in INFERENCE_PATHS
-        )
-    )
+    ours = [sample for sample in samples if sample.name == name]
+    if beyond and not ours:
+        return seen(missing=beyond)
+    counted = (one.value for one in ours if one.labels.get("path") in INFERENCE_PATHS)
+    return seen(int(sum(counted)))
+
+
+def _oldest(
+    samples: Sequence[Sample], beyond: str, seen: Callable[..., Observation]
+) -> Observation:
+    """Seconds that the oldest open request has passed, as coarse as the router's buckets."""
+    buckets = [sample for sample in samples if sample.name == _AGES]
+    if not buckets:
+        return seen(missing=beyond or "the router shows no ages of open requests (yet)")
+    passed = []
+    for bucket in buckets:
+        with contextlib.suppress(KeyError, ValueError):
+            if bucket.value > 0:
+                passed.append(float(bucket.labels["gt"]))
+    return seen(max(passed, default=0.0))
 
 
 def _completion(body: bytes, latency_s: float, *, chat: bool) -> Completion:
