@@ -27,6 +27,12 @@ class TandemError(Exception):
         self.message = message
         self.next_step = next_step
 
+    @property
+    def clause(self) -> str:
+        """Both sentences as one clause: how an observation says why it is missing."""
+        then = self.next_step[:1].lower() + self.next_step[1:].rstrip(".")
+        return f"{self.message.rstrip('.')}: {then}"
+
 
 class ConfigError(TandemError):
     """The configuration is wrong; names the key, the value and the fix."""

@@ -258,7 +258,7 @@ def _no_driver(library: ModuleType, error: BaseException) -> WorldError:
     if isinstance(error, library.NVMLError_LibraryNotFound | library.NVMLError_DriverNotLoaded):
         return WorldError(
             "There is no NVIDIA driver on this host.",
-            next_step="Nothing is to be done where there is no such GPU.",
+            next_step="Install it where there is such a GPU.",
         )
     if isinstance(error, library.NVMLError_NoPermission):
         return WorldError(

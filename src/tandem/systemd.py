@@ -45,6 +45,8 @@ class Ended:
 
     at: float
     pid: int
+    code: int
+    """Its exit code; negative when a signal ended it."""
     how: str
     """`exit code 3`, `killed by SIGKILL`, `killed by SIGSEGV (core dumped)`."""
 
@@ -254,7 +256,8 @@ def _end_from(found: Mapping[str, Variant]) -> Ended | None:
     at = _seconds(found, "ExecMainExitTimestamp")
     if at is None or code not in (_EXITED, _KILLED, _DUMPED):
         return None
-    return Ended(at, _value(found, "ExecMainPID", int), _how(code, status))
+    signed = status if code == _EXITED else -status
+    return Ended(at, _value(found, "ExecMainPID", int), signed, _how(code, status))
 
 
 def _how(code: int, status: int) -> str:

@@ -99,8 +99,7 @@ class ContainerSource:
         try:
             seen = await self._inspect(watched, watched.name)
         except WorldError as error:
-            said = f"{error.message} {error.next_step}"
-            return Harvest((self._row(member, v.CONTAINER, missing=said),))
+            return Harvest((self._row(member, v.CONTAINER, missing=error.clause),))
         before, watched.last = watched.last, seen
         ends = await self._ends(watched.engine, before, seen)
         rows = [*self._rows(member, seen), *(self._ended(member, watched, end) for end in ends)]
@@ -128,17 +127,17 @@ class ContainerSource:
                 asked += 1
                 seen = await engine.container(name)
             except WorldError as error:
-                reasons.append(f"{error.message} {error.next_step}")
+                reasons.append(error.clause)
                 continue
             if seen is not None:
                 watched.engine = engine
                 return seen
-            reasons.append(f"The engine at {engine.path} has no container {name}.")
+            reasons.append(f"the engine at {engine.path} has no container {name}")
         # Whoever had it may be another engine next time.
         watched.engine = None
         if asked:
             raise WorldError(
-                " ".join(reasons), next_step="Correct `container`, or start the container."
+                "; ".join(reasons), next_step="Correct `container`, or start the container."
             )
         far = elsewhere(os.environ)
         raise WorldError(

@@ -146,7 +146,7 @@ class GpuSource:
             return Harvest((self._row(HOST, v.GPU_COUNT, missing=SILENT),))
         except WorldError as error:
             self._absent_until = self._now() + ABSENT_EVERY_S
-            return Harvest((self._row(HOST, v.GPU_COUNT, missing=error.message),))
+            return Harvest((self._row(HOST, v.GPU_COUNT, missing=error.clause),))
         if not isinstance(seen, _Seen):
             return Harvest()
         return Harvest(tuple(self._rows(seen)))

@@ -105,8 +105,7 @@ class UnitSource:
         try:
             return await self._look(member)
         except WorldError as error:
-            said = f"{error.message} {error.next_step}"
-            return Harvest((self._row(member, v.UNIT, missing=said),))
+            return Harvest((self._row(member, v.UNIT, missing=error.clause),))
 
     async def close(self) -> None:
         """Leave every bus."""
@@ -202,7 +201,10 @@ class UnitSource:
         watched = self._watched[member.name]
         for end in ends:
             row = self._row(member, v.UNIT_EXIT, end.how)
-            yield msgspec.structs.replace(row, at=end.at, incarnation=watched.lives.get(end.pid))
+            life = watched.lives.get(end.pid)
+            yield msgspec.structs.replace(row, at=end.at, incarnation=life)
+            row = self._row(member, v.EXIT_CODE, end.code)
+            yield msgspec.structs.replace(row, at=end.at, incarnation=life)
         for path, changed_at in files.items():
             yield self._row(member, v.UNIT_FILE, changed_at, label=path)
 

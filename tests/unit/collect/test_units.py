@@ -114,7 +114,7 @@ class TestTold:
         lives.saw("d", life(41))
         looked = source(system=systemd, lives=lives)
         await look(looked)
-        systemd.ends = [Ended(1500.0, 41, "exit code 3")]
+        systemd.ends = [Ended(1500.0, 41, 3, "exit code 3")]
         systemd.answer = replace(UNIT, main_pid=42, restarts=1, started_at=1500.5)
         lives.saw("d", life(42))
         seen, (stop,) = await look(looked)
@@ -124,7 +124,7 @@ class TestTold:
         assert stop.how_known == "systemd: exit code 3"
         end = seen[v.UNIT_EXIT, ""]
         assert (end.value, end.at, end.incarnation) == ("exit code 3", 1500.0, "41:7")
-        assert later == ()
+        assert (seen[v.EXIT_CODE, ""].value, later) == (3, ())
 
     async def test_an_edited_file_is_a_change(self, tmp_path):
         """A drop-in that appears and a unit file that is written again, each with both times."""
@@ -346,6 +346,7 @@ class TestReal:
             "signal",
             "killed by SIGKILL",
         )
+        assert rows[v.EXIT_CODE, ""].value == -9
 
     async def test_a_drop_in_is_seen_with_its_reload(self, booted):
         """A drop-in written by hand is a change as soon as systemd has read it."""
