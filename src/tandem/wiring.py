@@ -97,8 +97,8 @@ async def open_parts(settings: Settings) -> AsyncIterator[Parts]:
         incarnations = Incarnations()
         recent = Recent(settings.deployment, clock.now)
         known = store.facts(now=clock.now(), window_s=DETECT_WINDOW_S)
-        sources = _sources(settings, hands, clock, incarnations, recent)
-        sources += _host_sources(settings, incarnations, known)
+        host = _Host(settings, incarnations, known)
+        sources = [*_sources(settings, hands, clock, incarnations, recent, host), *host.sources]
         ledger = Ledger(lambda member: known_from(known, member))
         collector = Collector(sources, clock, ledger, recent)
         stack.push_async_callback(collector.close)
@@ -126,18 +126,44 @@ def _hands(settings: Settings, session: aiohttp.ClientSession, root: Path) -> Ha
     )
 
 
+class _Host:
+    """What this host says of members: its GPUs, its systemd and journals, its containers."""
+
+    def __init__(self, settings: Settings, incarnations: Incarnations, known: Facts) -> None:
+        """`known` is what the store holds of the host from before."""
+        members = settings.deployment.members
+        self._units = UnitSource(members, incarnations, known_files=files_known(known, members))
+        self._containers = ContainerSource(members, incarnations)
+        self.sources: list[Source] = [
+            GpuSource(members, incarnations, known=watts_known(known)),
+            self._units,
+            self._containers,
+        ]
+        self.sources += [
+            JournalSource(member, self._units.unit_of, incarnations)
+            for member in members
+            if member.log is None and member.supervisor == "none"
+        ]
+
+    async def main_pid(self, member: Member) -> int | None:
+        """The main process of a member's unit or container, where `tandem.toml` names one."""
+        if member.unit is not None:
+            return await self._units.main_pid(member)
+        return await self._containers.main_pid(member)
+
+
 def _sources(
     settings: Settings,
     hands: Hands,
     clock: Clock,
     incarnations: Incarnations,
     recent: Recent,
+    host: "_Host",
 ) -> list[Source]:
-    every_s = settings.watch.interval_s
     found: list[Source] = []
     families = Families()
     for member in settings.deployment.members:
-        found += _member_sources(settings, hands, incarnations, families, member, every_s)
+        found += _member_sources(settings, hands, incarnations, families, member, host)
     found.append(SocketSource(settings.deployment.members, incarnations, families))
     found += probes(
         settings.deployment,
@@ -155,31 +181,15 @@ def _sources(
     return found
 
 
-def _host_sources(settings: Settings, incarnations: Incarnations, known: Facts) -> list[Source]:
-    """What this host says of members: its GPUs, its systemd and journals, its containers."""
-    members = settings.deployment.members
-    units = UnitSource(members, incarnations, known_files=files_known(known, members))
-    found: list[Source] = [
-        GpuSource(members, incarnations, known=watts_known(known)),
-        units,
-        ContainerSource(members, incarnations),
-    ]
-    found += [
-        JournalSource(member, units.unit_of, incarnations)
-        for member in members
-        if member.log is None and member.supervisor == "none"
-    ]
-    return found
-
-
 def _member_sources(
     settings: Settings,
     hands: Hands,
     incarnations: Incarnations,
     families: Families,
     member: Member,
-    every_s: float,
+    host: "_Host",
 ) -> list[Source]:
+    every_s = settings.watch.interval_s
     supervisor = hands.supervisors.get(member.supervisor)
     allowed = settings.evidence.environment
     found: list[Source] = [
@@ -190,6 +200,7 @@ def _member_sources(
             interval_s=every_s,
             variables=allowed,
             families=families,
+            main_pid=host.main_pid,
         ),
         ChildrenSource(member, incarnations, families),
     ]

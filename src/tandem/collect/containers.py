@@ -33,6 +33,7 @@ class End(NamedTuple):
 
     at: float
     how: str
+    code: int | None
 
 
 @dataclass(slots=True)
@@ -72,10 +73,15 @@ class ContainerSource:
         self._engines = list(engines)
         self._watched = {one.name: _Watched(one.container) for one in self._members}
 
-    def pid_of(self, member: Member) -> int | None:
-        """The main process of a member's container: for whoever sees only who holds its port."""
+    async def main_pid(self, member: Member) -> int | None:
+        """The main process, on this host, of the container that `tandem.toml` names.
+
+        None while it does not run. Raises `WorldError` when no engine tells.
+        """
         watched = self._watched.get(member.name)
-        return None if watched is None or watched.last is None else watched.last.pid
+        if watched is None or member.container is None:
+            return None
+        return (await self._inspect(watched, member.container)).pid
 
     async def collect(self) -> Harvest:
         """Look once at every member's container."""
@@ -102,7 +108,9 @@ class ContainerSource:
             return Harvest((self._row(member, v.CONTAINER, missing=error.clause),))
         before, watched.last = watched.last, seen
         ends = await self._ends(watched.engine, before, seen)
-        rows = [*self._rows(member, seen), *(self._ended(member, watched, end) for end in ends)]
+        rows = [*self._rows(member, seen)]
+        for end in ends:
+            rows += self._ended(member, watched, end)
         changes = tuple(self._changes(member, watched, before, seen, ends))
         return Harvest(tuple(rows), (), changes)
 
@@ -153,7 +161,7 @@ class ContainerSource:
         """How it ended since the last look: by what it is now, else by the engine's events."""
         if seen.finished_at is None or (before and before.finished_at == seen.finished_at):
             return []
-        last = End(seen.finished_at, _how(seen))
+        last = End(seen.finished_at, _how(seen), seen.exit_code)
         if seen.exit_code is not None or before is None or engine is None:
             return [last]
         since = before.finished_at or before.started_at or seen.finished_at
@@ -161,7 +169,7 @@ class ContainerSource:
             told = await engine.exit_codes(seen.id, since=since, until=self._now() + EVENTS_AHEAD_S)
         except WorldError:
             return [last]
-        ends = [End(at, f"exit code {code}") for at, code in told if at > since + 1e-3]
+        ends = [End(at, f"exit code {code}", code) for at, code in told if at > since + 1e-3]
         return ends or [last]
 
     def _rows(self, member: Member, seen: Container) -> Iterator[Observation]:
@@ -174,9 +182,13 @@ class ContainerSource:
         yield self._row(member, v.CONTAINER_HEALTH, seen.health)
         yield self._row(member, v.CONTAINER_IMAGE, f"{seen.image} ({seen.image_id})")
 
-    def _ended(self, member: Member, watched: _Watched, end: End) -> Observation:
-        row = self._row(member, v.CONTAINER_EXIT, end.how)
-        return msgspec.structs.replace(row, at=end.at, incarnation=watched.living)
+    def _ended(self, member: Member, watched: _Watched, end: End) -> Iterator[Observation]:
+        why = None if end.code is not None else "the engine does not remember it"
+        for row in (
+            self._row(member, v.CONTAINER_EXIT, end.how),
+            self._row(member, v.EXIT_CODE, end.code, missing=why),
+        ):
+            yield msgspec.structs.replace(row, at=end.at, incarnation=watched.living)
 
     def _changes(
         self,

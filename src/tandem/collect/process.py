@@ -7,7 +7,7 @@ Not for: starting or stopping anything, or processes on other hosts.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -57,11 +57,13 @@ class ProcessSource:
         interval_s: float = 1.0,
         variables: Sequence[str] = (),
         families: Families | None = None,
+        main_pid: Callable[[Member], Awaitable[int | None]] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`variables` are allowed into evidence beside the built-in prefixes, by exact name.
 
-        `families` may be shared by the sources of all members.
+        `families` may be shared by the sources of all members. `main_pid` is the word of the
+        host's systemd or container engine on a member that `tandem.toml` says is theirs.
         """
         self.name = f"process:{member.name}"
         self.interval_s = interval_s
@@ -71,6 +73,7 @@ class ProcessSource:
         self._incarnations = incarnations
         self._variables = frozenset(variables)
         self._families = families or Families()
+        self._main_pid = main_pid
         self._now = now
         self._seen = _Seen()
 
@@ -114,7 +117,7 @@ class ProcessSource:
         Raises `WorldError` where nobody can tell: a member of another host without a supervisor.
         """
         if self._supervisor is None:
-            return await asyncio.to_thread(self._listening_life)
+            return await self._main_life() or await asyncio.to_thread(self._listening_life)
         life = await self._supervisor.inspect(self._member)
         if life is not None:
             return life
@@ -123,12 +126,31 @@ class ProcessSource:
             return await asyncio.to_thread(self._listening_life)
         return None
 
-    def _listening_life(self) -> Incarnation | None:
+    async def _main_life(self) -> Incarnation | None:
+        """The main process of its unit or container: also while it does not listen yet.
+
+        None where nobody runs it, or whoever does cannot be asked.
+        """
+        if self._main_pid is None or not (self._member.unit or self._member.container):
+            return None
+        if (still := self._still()) is not None:
+            return still
+        with contextlib.suppress(WorldError):
+            pid = await self._main_pid(self._member)
+            return None if pid is None else await asyncio.to_thread(life_of, pid)
+        return None
+
+    def _still(self) -> Incarnation | None:
+        """The life that was seen last, while it lasts."""
         known = self._seen.life
-        if known is not None and known.pid is not None:
-            still = life_of(known.pid)
-            if still is not None and still.id == known.id:
-                return still
+        if known is None or known.pid is None:
+            return None
+        still = life_of(known.pid)
+        return still if still is not None and still.id == known.id else None
+
+    def _listening_life(self) -> Incarnation | None:
+        if (still := self._still()) is not None:
+            return still
         port = int(self._member.url.rstrip("/").rpartition(":")[2])
         return listening_life(host_of(self._member.url), port)
 

@@ -45,7 +45,6 @@ class _Watched:
     files: dict[str, float] | None = None
     lives: dict[int, str] = field(default_factory=dict)
     """Main process to the incarnation it was, for naming a life after its end."""
-    main_pid: int | None = None
     ended: Ended | None = None
     """The last end that was told."""
 
@@ -87,10 +86,15 @@ class UnitSource:
         watched = self._watched.get(member.name)
         return None if watched is None else watched.service
 
-    def pid_of(self, member: Member) -> int | None:
-        """The main process of a member's unit: for whoever may not see who listens on its port."""
+    async def main_pid(self, member: Member) -> int | None:
+        """The main process of the unit that `tandem.toml` names; None while it has none.
+
+        Raises `WorldError` when systemd cannot be asked.
+        """
         watched = self._watched.get(member.name)
-        return None if watched is None else watched.main_pid
+        if watched is None or member.unit is None:
+            return None
+        return (await self._named(member.unit, watched)).main_pid
 
     async def collect(self) -> Harvest:
         """Look once at every member's unit."""
@@ -122,7 +126,6 @@ class UnitSource:
         unit = await self._unit(member, watched, life, pid)
         if unit is None or watched.service is None:
             return Harvest()
-        watched.main_pid = unit.main_pid
         systemd = self._systemd(watched.service.uid)
         await systemd.follow(unit.name)
         ends = tuple(

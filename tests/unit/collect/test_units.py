@@ -108,6 +108,13 @@ class TestTold:
         }
         assert changes == ()
 
+    async def test_its_main_process_is_the_members_life(self):
+        """For the process source: of a unit that is named, and of no other."""
+        looked = source()
+
+        assert await looked.main_pid(member()) == 41
+        assert await looked.main_pid(member(unit=None)) is None
+
     async def test_an_end_is_a_stop_of_the_life_that_ended(self):
         """With how it ended, also when the next life runs already; and it is told once."""
         systemd, lives = FakeSystemd(), Incarnations()
@@ -201,7 +208,7 @@ class TestFound:
         seen, _ = await look(looked)
 
         assert seen[v.UNIT, ""].value == "d.service"
-        assert (looked.unit_of(one), looked.pid_of(one)) == (Service("d.service"), 41)
+        assert looked.unit_of(one) == Service("d.service")
 
     async def test_whoever_logged_in_is_no_unit(self, place):
         """A process below `ssh.service` that its main process did not start is not its member."""
