@@ -38,6 +38,9 @@ from tandem.report.document import publish
 from tandem.store import load_incident
 from tandem.verify import verify
 
+STALLS = ("partial-stall", "silent-stall")
+RECURS_WITHIN_S = 86_400.0
+"""A finding of the same kind and subject later than this is another matter."""
 STACKS_SHARE = 0.5
 """The share of `[evidence] seconds` that stacks may take; sealing has the rest."""
 
@@ -73,6 +76,7 @@ async def open_incident(
             finding=finding,
             hunch=hunch,
             opened_by=opened_by,
+            recurrence_of=recurrence_of(parts.store.incidents(), finding),
         )
         parts.store.save(incident)
     try:
@@ -328,7 +332,8 @@ async def run_report(
     reference = await asyncio.to_thread(
         publish, rendered, parts.settings, parts.store.folder(incident.id)
     )
-    reference = msgspec.structs.replace(reference, state=incident.state)
+    followed = incident.aftermath.statements if incident.aftermath else 0
+    reference = msgspec.structs.replace(reference, state=incident.state, followed=followed)
     incident = msgspec.structs.replace(incident, report=reference)
     parts.store.save(incident)
     where = f"{reference.path} @ {reference.commit}" if reference.commit else reference.path
@@ -339,7 +344,26 @@ async def run_report(
 
 def written(incident: Incident) -> bool:
     """Whether its report tells of the incident as it stands now."""
-    return incident.report is not None and incident.report.state in ("", incident.state)
+    report, after = incident.report, incident.aftermath
+    if report is None or report.state not in ("", incident.state):
+        return False
+    return after is None or report.followed == after.statements
+
+
+def recurrence_of(incidents: Sequence[Incident], finding: Finding | None) -> str | None:
+    """The repaired and proven incident, of the day before, that a finding is again; or None.
+
+    Same subject and kind; the two degrees of a stall are one kind.
+    """
+    for one in incidents:
+        found, proof = one.finding, one.verification
+        if finding is None or found is None or proof is None or one.state != "closed":
+            continue
+        alike = found.kind == finding.kind or {found.kind, finding.kind} <= set(STALLS)
+        after_s = finding.onset_at - proof.ended_at
+        if alike and found.subject == finding.subject and 0.0 < after_s <= RECURS_WITHIN_S:
+            return one.id
+    return None
 
 
 async def write_down(

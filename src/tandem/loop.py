@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from tandem.aftermath import Follower
 from tandem.detect import detect
 from tandem.errors import TandemError
 from tandem.facts import Facts
@@ -87,6 +88,7 @@ class _Watcher:
         """When to look for what is left half done; None when nothing can be."""
         self.pause_s = PAUSE_S
         self.stumbled = ""
+        self.follower = Follower(parts, tell)
 
     def _written_down(self) -> set[str]:
         """The open findings that an earlier watch has dealt with."""
@@ -119,11 +121,13 @@ class _Watcher:
 
     async def _turn(self) -> None:
         facts = await look(self.parts)
+        repairing = self.parts.store.holder("repair") is not None
+        self.follower.turned(facts, free=self.handling is None and not repairing)
         if self.handling is not None:
             if self.handling.done():
                 self._settle(self.handling)
             return
-        if self.parts.store.holder("repair") is not None:
+        if repairing:
             self._judge_afresh(facts.now)
             return
         if self._tries_again(facts.now):
@@ -139,6 +143,8 @@ class _Watcher:
         self.handled &= {one.subject for one in self.open}
         if any(one.closed_at is not None and one.id in self.begun for one in findings):
             self.again_at = facts.now
+        if self.follower.busy:
+            return
         chosen = next((one for one in self.open if self._wants_handling(one, facts)), None)
         if chosen is not None:
             self.handling = asyncio.create_task(self._handle(chosen))
@@ -211,7 +217,7 @@ class _Watcher:
 
     def _tries_again(self, now: float) -> bool:
         """Take up what is left half done, one after the other, then what broke."""
-        if self.again_at is None or now < self.again_at:
+        if self.again_at is None or now < self.again_at or self.follower.busy:
             return False
         if left := unfinished(self.parts) or orphans(self.parts):
             self.again_at = now
@@ -224,6 +230,7 @@ class _Watcher:
 
     def _settle(self, task: asyncio.Task[Incident]) -> None:
         self.handling = None
+        self.follower.rescan()
         now = self.parts.clock.now()
         try:
             incident = task.result()
@@ -254,6 +261,7 @@ class _Watcher:
 
     async def end(self) -> None:
         """Let a repair under way end its present step, bounded, then give up."""
+        await self.follower.end()
         task = self.handling
         if task is None:
             return

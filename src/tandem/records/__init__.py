@@ -3,6 +3,7 @@
 For: data only. Not for: behaviour, I/O or defaults that depend on the world.
 """
 
+from tandem.records.aftermath import Aftermath, Milestone, Tally
 from tandem.records.change import Change
 from tandem.records.deployment import (
     Deployment,
@@ -48,6 +49,7 @@ from tandem.records.verification import (
 __all__ = [
     "ENGINE_VARIABLES",
     "STATE_FOLDER",
+    "Aftermath",
     "Change",
     "ChangeVerdict",
     "Deployment",
@@ -63,6 +65,7 @@ __all__ = [
     "LostRequest",
     "Member",
     "MemberStatus",
+    "Milestone",
     "ModeVerdict",
     "Observation",
     "Outcome",
@@ -83,6 +86,7 @@ __all__ = [
     "Settings",
     "Status",
     "Step",
+    "Tally",
     "TestResult",
     "Thresholds",
     "Trait",

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from tandem.records.aftermath import Aftermath
 from tandem.records.deployment import Deployment
 from tandem.records.diagnosis import Diagnosis
 from tandem.records.finding import Finding
@@ -44,6 +45,8 @@ class ReportRef(Record, frozen=True, kw_only=True):
     note: str = ""
     state: str = ""
     """The incident's state when it was written: another one since calls for writing it again."""
+    followed: int = 0
+    """How many statements of its aftermath it tells."""
 
 
 class Incident(Record, frozen=True, kw_only=True):
@@ -65,3 +68,6 @@ class Incident(Record, frozen=True, kw_only=True):
     state: Literal["open", "advised", "repairing", "repaired", "failed", "closed"] = "open"
     opened_by: Literal["person", "watch"] = "person"
     """Who looks after it: what a watch opened and did not end, the next watch goes on with."""
+    aftermath: Aftermath | None = None
+    recurrence_of: str | None = None
+    """The repaired incident of the same kind and subject that this one is again."""

@@ -6,6 +6,7 @@ incident and facts give the same bytes. Not for: files or git (`report/document.
 
 from tandem.facts import Facts
 from tandem.records import Incident, Rendered
+from tandem.report.aftermath_section import in_a_word
 from tandem.report.blocks import Block, Bullets, Page, Section, Strong, Table, Text, cited_in
 from tandem.report.guidance import guidance
 from tandem.report.markdown import markdown
@@ -71,6 +72,10 @@ def _answers(incident: Incident) -> Table:
     if proof is not None:
         held = "holds" if proof.passed else "falls short"
         rows.append((("Proof",), (f"{held}: {figures(proof)}",)))
+    if since := in_a_word(incident.aftermath):
+        rows.append((("Since",), (Strong(since),)))
+    if incident.recurrence_of is not None:
+        rows.append((("Again",), (f"a recurrence of {incident.recurrence_of}",)))
     return Table(("Question", "Answer"), tuple(rows))
 
 

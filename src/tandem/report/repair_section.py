@@ -4,6 +4,7 @@ For: plan, outcomes and verification as blocks. Not for: the rest of the report 
 """
 
 from tandem.records import Incident, Outcome, Plan, Verification
+from tandem.report.aftermath_section import aftermath_blocks
 from tandem.report.blocks import Block, Bullets, Code, Paragraph, Section, Strong, Table, prose
 from tandem.report.words import cut, length, plain, sentence
 
@@ -28,6 +29,7 @@ def fix_and_verification(incident: Incident) -> Section:
         blocks.append(Paragraph((Strong("Not verified."),)))
     if incident.outcomes and incident.plan is not None and incident.plan.scope != "router":
         blocks.append(Paragraph((CAUTION,)))
+    blocks += aftermath_blocks(incident)
     return Section("Fix and verification", tuple(blocks))
 
 

@@ -4,6 +4,7 @@ For: one line of at most 200 characters. Not for: anything longer.
 """
 
 from tandem.records import Incident, Plan, Verification
+from tandem.report.aftermath_section import in_a_word
 from tandem.report.words import cut, length, plain
 
 SUBJECT_CHARACTERS = 200
@@ -18,7 +19,8 @@ def subject(incident: Incident) -> str:
     sick = _symptom(incident)
     cause = _cause(incident)
     out = _ruled_out(incident)
-    rest = "; ".join(part for part in (_fix(incident), _proof(incident)) if part)
+    since = in_a_word(incident.aftermath)
+    rest = "; ".join(part for part in (_fix(incident), _proof(incident), since) if part)
     for ruled_out in (out, ""):
         named = f"{cause}, {ruled_out}" if ruled_out else cause
         line = "; ".join(part for part in (f"incident: {sick} — {named}", rest) if part)

@@ -9,13 +9,16 @@ import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from tandem.errors import Bug, ConfigError, RefusedError, TandemError
+from tandem.errors import Bug, ConfigError, RefusedError, TandemError, WorldError
 from tandem.facts import Facts
-from tandem.records import STATE_FOLDER, Incident
+from tandem.records import STATE_FOLDER, Incident, Record
 from tandem.store import paper, redact, seal
+
+R = TypeVar("R", bound=Record)
 
 FOLDER = "incidents"
 STILL_OPEN = frozenset({"open", "repairing"})
@@ -55,6 +58,29 @@ def save(incidents: Path, incident: Incident, also: Sequence[str] = ()) -> None:
 def _has_head(folder: Path) -> bool:
     path = folder / paper.FILE_NAME
     return path.exists() and path.read_bytes().count(b"\n") > 1
+
+
+def keep_note(incidents: Path, incident_id: str, name: str, note: Record) -> None:
+    """Replace a note beside an incident at once; raises `WorldError` when the disk refuses."""
+    path = folder_of(incidents, incident_id) / f"{name}.json"
+    part = path.with_suffix(".part")
+    try:
+        part.write_bytes(msgspec.json.encode(note))
+        part.replace(path)
+    except OSError as error:
+        raise WorldError(
+            f"{path} could not be written: {error.strerror or error}.",
+            next_step=f"Free some space under {incidents}.",
+        ) from error
+
+
+def note(incidents: Path, incident_id: str, name: str, kind: type[R]) -> R | None:
+    """A note beside an incident; None when it is missing or damaged."""
+    path = folder_of(incidents, incident_id) / f"{name}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def listed(incidents: Path) -> list[Incident]:

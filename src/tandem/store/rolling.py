@@ -10,7 +10,7 @@ import threading
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from tandem.records import (
     Finding,
     Incident,
     Observation,
+    Record,
     Seal,
     Settings,
     Trait,
@@ -34,6 +35,8 @@ from tandem.store.journal import StoreJournal
 from tandem.store.seal import seal
 from tandem.store.state import SLOW, State, told
 from tandem.store.window import WINDOW_S, Window
+
+R = TypeVar("R", bound=Record)
 
 PRUNE_EVERY_S = 30.0
 PRUNE_ROWS = 20_000
@@ -233,6 +236,14 @@ class Store:
     def save(self, incident: Incident) -> None:
         """Append what is new in an incident to its folder, durably; redacted like everything."""
         incidents.save(self.incidents_folder, incident, self.settings.evidence.environment)
+
+    def keep_note(self, incident_id: str, name: str, note: Record) -> None:
+        """Put a note of one kind beside an incident, in place of the one before."""
+        incidents.keep_note(self.incidents_folder, incident_id, name, note)
+
+    def note(self, incident_id: str, name: str, kind: type[R]) -> R | None:
+        """The note of that name beside an incident; None when there is none that can be read."""
+        return incidents.note(self.incidents_folder, incident_id, name, kind)
 
     def seal(
         self, incident: Incident, *, now: float, deadline_s: float, window_s: float | None = None

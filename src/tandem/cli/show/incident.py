@@ -26,6 +26,7 @@ from tandem.cli.show.words import (
 )
 from tandem.facts import Facts
 from tandem.records import Incident
+from tandem.report.aftermath_section import in_a_word
 
 
 def incidents_view(incidents: Sequence[Incident], now: float) -> RenderableType:
@@ -101,6 +102,10 @@ def _answers(incident: Incident, now: float) -> list[tuple[str, RenderableType]]
         about.append(("repair", Text(f"{plan.scope}: {became}")))
     if proof is not None:
         about.append(("proof", Text("holds" if proof.passed else "falls short")))
+    if since := in_a_word(incident.aftermath):
+        about.append(("since", Text(since)))
+    if incident.recurrence_of is not None:
+        about.append(("again", Text(f"a recurrence of {incident.recurrence_of}")))
     return about
 
 
