@@ -15,8 +15,10 @@ import sys
 from collections.abc import Awaitable, Callable
 from types import ModuleType
 
+import watch_beside
 import watch_cost
 import watch_curve
+import watch_soak
 import watch_stalls
 from bars import Bench, say
 
@@ -24,6 +26,8 @@ PARTS: dict[str, ModuleType] = {
     "stalls": watch_stalls,
     "cost": watch_cost,
     "curve": watch_curve,
+    "beside": watch_beside,
+    "soak": watch_soak,
 }
 
 

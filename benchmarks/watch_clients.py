@@ -54,6 +54,8 @@ class Clients:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _http: aiohttp.ClientSession | None = None
     _rng: random.Random = field(default_factory=random.Random)
+    _closing: bool = False
+    _asking: int = 0
 
     async def open(self) -> None:
         """Be ready to ask."""
@@ -78,14 +80,14 @@ class Clients:
         task.add_done_callback(self._tasks.discard)
 
     async def _again_and_again(self, load: Load) -> None:
-        while True:
+        while not self._closing:
             sent = await self.ask(load.words, load.output_tokens)
             await asyncio.sleep(load.pause_s + (0.5 if sent.status == "failed" else 0.0))
 
     async def _arriving(self, load: Load) -> None:
-        while True:
+        while not self._closing:
             await asyncio.sleep(self._rng.expovariate(load.per_s))
-            if self.open_count() < OPEN_MAX:
+            if self._asking < OPEN_MAX and not self._closing:
                 self._spawn(self.ask(load.words, load.output_tokens))
 
     async def lone(self, load: Load, until: Callable[[], bool]) -> None:
@@ -113,6 +115,7 @@ class Clients:
             "ignore_eos": True,
             "stream": True,
         }
+        self._asking += 1
         try:
             async with asyncio.timeout(leave_s):
                 await self._read(sent, body)
@@ -123,6 +126,8 @@ class Clients:
         except asyncio.CancelledError:
             # A client that is stopped had no answer until then: its request stays open.
             raise
+        finally:
+            self._asking -= 1
         if sent.status != "open":
             sent.ended_at = time.time()
         return sent
@@ -156,6 +161,15 @@ class Clients:
     def completed(self, since: float = 0.0) -> int:
         """Requests that were answered and sent after `since`."""
         return sum(1 for one in self.log if one.status == "completed" and one.sent_at >= since)
+
+    async def leave_when_served(self, bound_s: float) -> None:
+        """No client begins another request; who waits longer than the bound leaves."""
+        self._closing = True
+        begun = time.monotonic()
+        while self._asking and time.monotonic() - begun < bound_s:
+            await asyncio.sleep(0.1)
+        await self.hang_up()
+        self._closing = False
 
     async def hang_up(self) -> None:
         """Every client leaves; what was open stays open in the log."""

@@ -9,6 +9,7 @@ For: the curve of cost. Not for: small deployments under real load (`watch_cost.
 
 import asyncio
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -106,6 +107,7 @@ async def watched(members: int, *, warm_s: float, seconds: float) -> Figures:
         "cpu_s_per_member_hour": cpu * 3600.0 / members, "rss_mb": rss_mb,
         "false": [one.summary for one in site.findings() if one.actionable],
     }  # fmt: skip
+    shutil.rmtree(root, ignore_errors=True)
     say(f"    {members} members: {hz:.2f} Hz, {cpu:.2f} cores, {rss_mb:.0f} MB")
     return figures
 

@@ -251,8 +251,8 @@ class Site:
             return list(base.execute("SELECT at, kind, text FROM events WHERE at >= ?", (since,)))
 
     def open_findings(self) -> list[Found]:
-        """Those that still stand."""
-        return [one for one in self.findings() if one.closed_at is None]
+        """Those that still stand and ask for a deed."""
+        return [one for one in self.findings() if one.closed_at is None and one.actionable]
 
     def pids(self) -> dict[str, int]:
         """The process of each member, by who listens on its port."""
