@@ -21,7 +21,8 @@ from tandem.ports import Harvest
 from tandem.records import Change, Member, Observation, Value
 from tandem.records import vocabulary as v
 
-INTERVAL_S = 5.0
+EVERY_S = 5.0
+"""Between looks at one member; a new life of it is looked at when it is seen."""
 EVENTS_AHEAD_S = 1.0
 """An engine is asked for events until a little later than now, and answers then."""
 ID_SHOWN = 12
@@ -40,6 +41,9 @@ class End(NamedTuple):
 class _Watched:
     """What is remembered of one member."""
 
+    due_at: float = float("-inf")
+    looked: str | None = None
+    """The life that was seen at the last look."""
     name: str | None = None
     """Name or id under which an engine knows its container."""
     life: str | None = None
@@ -59,19 +63,21 @@ class ContainerSource:
         incarnations: Incarnations,
         *,
         engines: Sequence[ContainerEngine] | None = None,
+        every_s: float = EVERY_S,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`engines` are asked in this order; without them, those whose sockets are here."""
         self.name = "containers"
-        self.interval_s = INTERVAL_S
+        self.interval_s = 1.0
         self.timeout_s = 10.0
         self._members = [one for one in members if one.supervisor != "local"]
         self._incarnations = incarnations
+        self._every_s = every_s
         self._now = now
         if engines is None:
             engines = [ContainerEngine(path) for path in socket_paths(os.environ)]
         self._engines = list(engines)
-        self._watched = {one.name: _Watched(one.container) for one in self._members}
+        self._watched = {one.name: _Watched(name=one.container) for one in self._members}
 
     async def main_pid(self, member: Member) -> int | None:
         """The main process, on this host, of the container that `tandem.toml` names.
@@ -85,12 +91,21 @@ class ContainerSource:
 
     async def collect(self) -> Harvest:
         """Look once at every member's container."""
-        looks = await asyncio.gather(*(self._look(member) for member in self._members))
+        due = [one for one in self._members if self._due(self._watched[one.name], one)]
+        looks = await asyncio.gather(*(self._look(member) for member in due))
         return Harvest(
             tuple(seen for look in looks for seen in look.observations),
             (),
             tuple(change for look in looks for change in look.changes),
         )
+
+    def _due(self, watched: _Watched, member: Member) -> bool:
+        """Whether it is time for a look, or a life is seen that was not there at the last."""
+        life = self._incarnations.of(member.name)
+        if self._now() < watched.due_at and life == watched.looked:
+            return False
+        watched.due_at, watched.looked = self._now() + self._every_s, life
+        return True
 
     async def close(self) -> None:
         """Close every connection."""

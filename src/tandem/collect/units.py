@@ -24,7 +24,8 @@ from tandem.records import Change, Member, Observation, Value
 from tandem.records import vocabulary as v
 from tandem.systemd import Ended, Systemd, Unit, user_bus
 
-INTERVAL_S = 5.0
+EVERY_S = 5.0
+"""Between looks at one member; a new life of it is looked at when it is seen."""
 FORBEARS_MAX = 2
 """A unit found by control group is a member's only when its main process is the member, or starts
 it through at most this many others: whoever logs in by ssh is below ssh.service too."""
@@ -39,6 +40,9 @@ Asker = Callable[[int | None], Systemd]
 class _Watched:
     """What is remembered of one member."""
 
+    due_at: float = float("-inf")
+    looked: str | None = None
+    """The life that was seen at the last look."""
     service: Service | None = None
     life: str | None = None
     """For which life the unit was looked for."""
@@ -60,6 +64,7 @@ class UnitSource:
         ask: Asker | None = None,
         known_files: Mapping[str, Mapping[str, float]] | None = None,
         root: Path = Path("/"),
+        every_s: float = EVERY_S,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`known_files` are unit files as last told, by member (`files_known`).
@@ -67,13 +72,14 @@ class UnitSource:
         `root` is where systemd's files are below: another root than `/` is for tests.
         """
         self.name = "units"
-        self.interval_s = INTERVAL_S
+        self.interval_s = 1.0
         self.timeout_s = 10.0
         self._members = [one for one in members if one.supervisor != "local"]
         self._incarnations = incarnations
         self._ask = ask or _asker()
         self._asked: dict[int | None, Systemd] = {}
         self._root = root
+        self._every_s = every_s
         self._now = now
         files = known_files or {}
         self._watched = {
@@ -84,6 +90,8 @@ class UnitSource:
     def unit_of(self, member: Member) -> Service | None:
         """The unit of a member as far as it is known: for whoever reads its journal."""
         watched = self._watched.get(member.name)
+        if watched is not None and watched.service is None and member.unit is not None:
+            return Service(member.unit)
         return None if watched is None else watched.service
 
     async def main_pid(self, member: Member) -> int | None:
@@ -98,7 +106,8 @@ class UnitSource:
 
     async def collect(self) -> Harvest:
         """Look once at every member's unit."""
-        looks = await asyncio.gather(*(self._told(member) for member in self._members))
+        due = [one for one in self._members if self._due(self._watched[one.name], one)]
+        looks = await asyncio.gather(*(self._told(member) for member in due))
         return Harvest(
             tuple(seen for look in looks for seen in look.observations),
             (),
@@ -111,6 +120,14 @@ class UnitSource:
         except WorldError as error:
             return Harvest((self._row(member, v.UNIT, missing=error.clause),))
 
+    def _due(self, watched: _Watched, member: Member) -> bool:
+        """Whether it is time for a look, or a life is seen that was not there at the last."""
+        life = self._incarnations.of(member.name)
+        if self._now() < watched.due_at and life == watched.looked:
+            return False
+        watched.due_at, watched.looked = self._now() + self._every_s, life
+        return True
+
     async def close(self) -> None:
         """Leave every bus."""
         for systemd in self._asked.values():
@@ -119,7 +136,7 @@ class UnitSource:
     async def _look(self, member: Member) -> Harvest:
         watched = self._watched[member.name]
         life, pid = self._incarnations.of(member.name), self._incarnations.pid(member.name)
-        if life is not None and pid is not None and pid not in watched.lives:
+        if life is not None and pid is not None:
             watched.lives[pid] = life
             while len(watched.lives) > LIVES_MAX:
                 del watched.lives[next(iter(watched.lives))]
@@ -209,7 +226,7 @@ class UnitSource:
             row = self._row(member, v.EXIT_CODE, end.code)
             yield msgspec.structs.replace(row, at=end.at, incarnation=life)
         for path, changed_at in files.items():
-            yield self._row(member, v.UNIT_FILE, changed_at, label=path)
+            yield self._row(member, v.UNIT_FILE_WRITTEN_AT, changed_at, label=path)
 
     def _stops(self, member: Member, watched: _Watched, ends: Sequence[Ended]) -> Iterator[Change]:
         """A row for each life that ended, with how: its successor may be there already."""
@@ -283,8 +300,8 @@ def files_known(facts: Facts, members: Sequence[Member]) -> dict[str, dict[str, 
     """The unit files of each member as the store last had them: an edit while Tandem was away."""
     found: dict[str, dict[str, float]] = {}
     for member in members:
-        for path in facts.labels(member.name, v.UNIT_FILE):
-            seen = facts.latest(member.name, v.UNIT_FILE, path)
+        for path in facts.labels(member.name, v.UNIT_FILE_WRITTEN_AT):
+            seen = facts.latest(member.name, v.UNIT_FILE_WRITTEN_AT, path)
             if seen is not None and isinstance(seen.value, int | float):
                 found.setdefault(member.name, {})[path] = float(seen.value)
     return found

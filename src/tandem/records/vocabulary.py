@@ -100,7 +100,7 @@ UNIT_RESTARTS_TOTAL = "unit_restarts_total"  # the automatic ones, since systemd
 UNIT_STARTED_AT = "unit_started_at"  # of the main process, unix seconds
 UNIT_INVOCATION = "unit_invocation"  # systemd's own id of this life
 UNIT_EXIT = "unit_exit"  # how a main process ended: `exit code 3`, `killed by SIGKILL`
-UNIT_FILE = "unit_file"  # label = path of the unit file or a drop-in, value = when last changed
+UNIT_FILE_WRITTEN_AT = "unit_file_written_at"  # label = path of the unit file or a drop-in
 UNIT_RELOAD_NEEDED = "unit_reload_needed"  # bool: files are newer than what systemd has read
 
 # Containers (source `container`): the engine's word on a member's container; kept once per change.

@@ -6,7 +6,6 @@ For: one spelling of each. Not for: sentences.
 from datetime import UTC, datetime
 
 from tandem.records import Change, Value, life_name
-from tandem.records import vocabulary as v
 from tandem.report.blocks import one_line
 
 LIVED = {"start": "started", "restart": "restarted", "stop": "stopped"}
@@ -72,8 +71,8 @@ def shown(value: Value) -> str:
 
 
 def observed(name: str, value: Value) -> str:
-    """The value of an observation of that name: a start as a moment, the rest as it is."""
-    if name == v.STARTED_AT and isinstance(value, int | float) and 0 < value < 1e11:
+    """The value of an observation of that name: a time as a moment, the rest as it is."""
+    if name.endswith("_at") and isinstance(value, int | float) and 0 < value < 1e11:
         return moment(value)
     return shown(value)
 

@@ -97,7 +97,9 @@ async def source_of():
 
     def make(*engines, of=None, lives=None):
         asked = [ContainerEngine(one, timeout_s=0.5) for one in engines]
-        made.append(ContainerSource((of or member(),), lives or Incarnations(), engines=asked))
+        made.append(
+            ContainerSource((of or member(),), lives or Incarnations(), engines=asked, every_s=0.0)
+        )
         return made[-1]
 
     yield make
@@ -323,7 +325,9 @@ class TestReal:
         """Running, then ended with its code; what is told is what Podman shows."""
         podman.start("plain", "while test ! -e /go; do sleep 0.05; done; exit 7")
         one = member("plain")
-        looked = ContainerSource((one,), Incarnations(), engines=[ContainerEngine(podman.socket)])
+        looked = ContainerSource(
+            (one,), Incarnations(), engines=[ContainerEngine(podman.socket)], every_s=0.0
+        )
         seen, _ = await look(looked)
         pid = await looked.main_pid(one)
         podman.run("exec", "plain", "/bin/sh", "-c", "true > /go")
@@ -344,7 +348,10 @@ class TestReal:
         script = "test -e /again && exec sleep 999; true > /again; sleep 0.4; exit 9"
         podman.start("again", script, "--restart=always")
         looked = ContainerSource(
-            (member("again"),), Incarnations(), engines=[ContainerEngine(podman.socket)]
+            (member("again"),),
+            Incarnations(),
+            engines=[ContainerEngine(podman.socket)],
+            every_s=0.0,
         )
         first, _ = await look(looked)
         rows, changes = await until(looked, lambda rows: v.CONTAINER_EXIT in rows)
@@ -360,7 +367,9 @@ class TestReal:
         pid = int(podman.run("inspect", "--format={{.State.Pid}}", "found"))
         lives = Incarnations()
         lives.saw("d", Incarnation(id=f"{pid}:7", started_at=1.0, pid=pid))
-        looked = ContainerSource((member(None),), lives, engines=[ContainerEngine(podman.socket)])
+        looked = ContainerSource(
+            (member(None),), lives, engines=[ContainerEngine(podman.socket)], every_s=0.0
+        )
         seen, _ = await look(looked)
         await looked.close()
 

@@ -80,6 +80,7 @@ def source(*members, system=None, user=None, lives=None, **how):
         members or (member(),),
         lives or Incarnations(),
         ask=each.__getitem__,
+        every_s=0.0,
         now=lambda: 2000.0,
         **how,
     )
@@ -147,7 +148,7 @@ class TestTold:
         systemd.answer = replace(UNIT, files=("/d.service", "/x.conf"), reload_needed=True)
         seen, changes = await look(looked)
 
-        assert (first[v.UNIT_FILE, "/d.service"].value, before) == (900.0, ())
+        assert (first[v.UNIT_FILE_WRITTEN_AT, "/d.service"].value, before) == (900.0, ())
         assert seen[v.UNIT_RELOAD_NEEDED, ""].value is True
         assert [(one.kind, one.what, one.before, one.after) for one in changes] == [
             (
@@ -323,7 +324,7 @@ class TestReal:
         )
         booted.run("systemctl", "start", "quick.service")
         one = member(unit="quick.service")
-        looked = UnitSource((one,), Incarnations(), ask=lambda _: Systemd(booted.bus))
+        looked = UnitSource((one,), Incarnations(), ask=lambda _: Systemd(booted.bus), every_s=0.0)
         await look(looked)
         booted.run("touch", "/run/go")
         rows, changes = await until(
@@ -339,7 +340,7 @@ class TestReal:
         booted.write("killed.service", "[Service]\nExecStart=/bin/sleep 999\n")
         booted.run("systemctl", "start", "killed.service")
         one = member(unit="killed.service")
-        looked = UnitSource((one,), Incarnations(), ask=lambda _: Systemd(booted.bus))
+        looked = UnitSource((one,), Incarnations(), ask=lambda _: Systemd(booted.bus), every_s=0.0)
         seen, _ = await look(looked)
         booted.run("systemctl", "kill", "--signal=KILL", "killed.service")
         rows, _ = await until(
@@ -362,7 +363,7 @@ class TestReal:
         booted.run("systemctl", "start", "edited.service")
         one = member(unit="edited.service")
         looked = UnitSource(
-            (one,), Incarnations(), ask=lambda _: Systemd(booted.bus), root=booted.root
+            (one,), Incarnations(), ask=lambda _: Systemd(booted.bus), every_s=0.0, root=booted.root
         )
         await look(looked)
         booted.write("edited.service.d/flags.conf", "[Service]\nEnvironment=SGLANG_X=1\n")
@@ -371,7 +372,7 @@ class TestReal:
 
         path = "/run/systemd/system/edited.service.d/flags.conf"
         assert [(row.kind, row.what, row.before) for row in changes] == [("config", path, None)]
-        assert seen[v.UNIT_FILE, path].value > 1e9
+        assert seen[v.UNIT_FILE_WRITTEN_AT, path].value > 1e9
 
     async def test_a_connection_that_broke_is_made_anew(self, booted):
         """A bus that went away is a reason at most once, and is asked again at the next look."""
