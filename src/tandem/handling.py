@@ -94,7 +94,37 @@ async def open_incident(
         raise
 
 
-async def _sealed(parts: Parts, incident: Incident, window_s: float | None, tell: Tell) -> Incident:
+async def judge_again(
+    parts: Parts, incident_id: str, finding: Finding, tell: Tell
+) -> tuple[Incident, Facts]:
+    """Seal what is known by now beside the first evidence, and judge the same incident by it.
+
+    For an undetermined verdict whose finding stands. Raises `WorldError` when nothing could be
+    sealed; the incident stays as it was then.
+    """
+    incident = parts.store.incident(incident_id)
+    incident = msgspec.structs.replace(incident, finding=finding)
+    say(parts, tell, "evidence", f"judging {incident_id} again", incident=incident_id)
+    incident = await _sealed(parts, incident, None, tell, again=True)
+    return judged(parts, incident, tell)
+
+
+async def note_recurrence(parts: Parts, incident_id: str, finding: Finding, tell: Tell) -> Incident:
+    """Let an incident tell that its finding came back."""
+    incident = parts.store.incident(incident_id)
+    incident = msgspec.structs.replace(incident, finding=finding)
+    parts.store.save(incident)
+    return await write_down(parts, incident, tell=tell)
+
+
+async def _sealed(
+    parts: Parts,
+    incident: Incident,
+    window_s: float | None,
+    tell: Tell,
+    *,
+    again: bool = False,
+) -> Incident:
     """Take the last of the evidence and seal it, all within `[evidence] seconds`."""
     bound_s = parts.settings.evidence.seconds
     ends_at = parts.clock.now() + bound_s
@@ -121,6 +151,7 @@ async def _sealed(parts: Parts, incident: Incident, window_s: float | None, tell
         now=now,
         deadline_s=max(ends_at - now, bound_s * (1.0 - STACKS_SHARE)),
         window_s=window_s,
+        again=again,
     )
     incident = msgspec.structs.replace(incident, seal=seal)
     parts.store.save(incident)

@@ -6,16 +6,25 @@ For: `watch`, and one turn of it by hand (`investigate`). Not for: what happens 
 
 import asyncio
 import traceback
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 import msgspec
 
 from tandem.aftermath import Follower
+from tandem.cases import Case, Cases
 from tandem.detect import detect
 from tandem.errors import TandemError
 from tandem.facts import Facts
-from tandem.handling import open_incident, run_repair, why_not_automatic, write_down, written
+from tandem.handling import (
+    judge_again,
+    note_recurrence,
+    open_incident,
+    run_repair,
+    why_not_automatic,
+    write_down,
+    written,
+)
 from tandem.parts import DETECT_WINDOW_S, STANDING, Attendant, Parts, Tell, Turn, look, say
 from tandem.records import Finding, Incident, Outcome
 from tandem.unfinished import begun, finish, orphans, unfinished
@@ -28,7 +37,8 @@ PAUSE_S_MAX = 3600.0
 EVIDENCE_S = 12.0
 """How long a thing has to last before it is judged: failure modes look back ten seconds, and a
 stall that is younger than that looks to them as if it were none."""
-STALLS = ("partial-stall", "silent-stall")
+CLOCK_BACK_S = 1.0
+"""A clock that went back by more than this has left observations of a time to come."""
 END_S = 60.0
 """How long a step under way may take to its end when the watching ends."""
 
@@ -80,24 +90,15 @@ class _Watcher:
         self.begun = {one.finding.id: one for one in begun(parts)[::-1] if one.finding}
         """By finding, the newest incident that an earlier watch began and did not end."""
         self.handling: asyncio.Task[Incident] | None = None
-        self.handled = self._written_down()
-        """Subjects of open findings that have had their incident."""
-        self.broken: set[str] = set()
-        """Those of them whose handling broke: tried again after a pause."""
+        self.cases = Cases(parts.store, parts.clock.now())
+        self.case: Case | None = None
+        """The one that is being handled."""
+        self.looked_at = parts.store.last_seen_at()
         self.again_at: float | None = 0.0
         """When to look for what is left half done; None when nothing can be."""
         self.pause_s = PAUSE_S
         self.stumbled = ""
         self.follower = Follower(parts, tell)
-
-    def _written_down(self) -> set[str]:
-        """The open findings that an earlier watch has dealt with."""
-        known = {one.id for one in self.open}
-        return {
-            one.finding.subject
-            for one in self.parts.store.incidents()
-            if one.finding is not None and one.finding.id in known and one.report is not None
-        }
 
     def _repaired_at(self) -> float:
         """When the last repair ended: what was seen before it speaks of lives that are over."""
@@ -132,50 +133,82 @@ class _Watcher:
             return
         if self._tries_again(facts.now):
             return
+        self._follow_clock(facts.now)
         window_s = min(DETECT_WINDOW_S, facts.now - self.blind_until)
         if window_s < DETECT_WINDOW_S:
             facts = self.parts.store.facts(now=facts.now, window_s=window_s)
-        findings = detect(facts, self.open, self.parts.settings.detect)
-        self._tell(findings)
-        self.handled |= {one.subject for one in findings if self._grew(one, findings)}
+        known = (*self.open, *self.cases.past)
+        findings = detect(facts, known, self.parts.settings.detect)
+        back = self._tell(findings)
+        self.cases.follow(findings, facts)
         self.open = tuple(one for one in findings if one.closed_at is None)
         self.parts.store.keep(findings)
-        self.handled &= {one.subject for one in self.open}
         if any(one.closed_at is not None and one.id in self.begun for one in findings):
             self.again_at = facts.now
-        if self.follower.busy:
-            return
+        if not self.follower.busy:
+            self._hand_on(facts, back)
+
+    def _follow_clock(self, now: float) -> None:
+        """Judge by nothing that a clock, set back since, calls later than now."""
+        if now < self.looked_at - CLOCK_BACK_S:
+            said = f"the clock went back by {self.looked_at - now:.0f} s: looking afresh"
+            say(self.parts, self.tell, "clock", said)
+            self.parts.store.forget_later(now)
+            self.blind_until = now
+        self.looked_at = now
+
+    def _hand_on(self, facts: Facts, back: Sequence[Finding]) -> None:
+        """Give at most one finding to the rest of the loop: a new cause first."""
         chosen = next((one for one in self.open if self._wants_handling(one, facts)), None)
         if chosen is not None:
-            self.handling = asyncio.create_task(self._handle(chosen))
+            self._start(self.cases.begin(chosen), self._handle(chosen))
+            return
+        again = self.cases.to_judge_again(self.open, facts)
+        if again is not None and again.incident is not None:
+            judged = judge_again(self.parts, again.incident, again.finding, self.tell)
+            self._start(again, self._act_on(judged))
+            return
+        for finding in back:
+            case = self.cases.case_of(finding)
+            if case is not None and case.incident is not None:
+                noted = note_recurrence(self.parts, case.incident, finding, self.tell)
+                self._start(case, noted)
+                return
 
-    def _tell(self, findings: Sequence[Finding]) -> None:
-        known = {one.id for one in self.open}
+    def _start(self, case: Case, work: Coroutine[None, None, Incident]) -> None:
+        self.case = case
+        self.handling = asyncio.create_task(work)
+
+    def _tell(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Say what is new in how the findings stand; gives those that came back."""
+        known = {one.id: one for one in self.open}
+        back = []
         for finding in findings:
+            before = known.get(finding.id)
             if finding.closed_at is not None:
                 say(self.parts, self.tell, "cleared", f"cleared: {finding.summary}")
-            elif finding.id not in known:
+            elif before is None and self.cases.came_back(finding):
+                back.append(finding)
+                self._tell_back(finding)
+            elif before is None or before.actionable != finding.actionable:
                 said = f"found {finding.kind}: {finding.summary}"
                 say(self.parts, self.tell, "finding", said, id=finding.id)
+        return back
 
-    def _grew(self, finding: Finding, findings: Sequence[Finding]) -> bool:
-        """Whether a stall opens as one in hand closes: the same cause, grown, by another name."""
-        return finding.kind in STALLS and any(
-            one.closed_at is not None
-            and one.kind in STALLS
-            and one.subject in self.handled
-            and _members(one) & _members(finding)
-            for one in findings
-        )
+    def _tell_back(self, finding: Finding) -> None:
+        case = self.cases.case_of(finding)
+        goes_on = f"; incident {case.incident} goes on" if case and case.incident else ""
+        said = f"{finding.kind} on {finding.subject} recurred{goes_on}"
+        say(self.parts, self.tell, "recurred", said, id=finding.id)
 
     def _wants_handling(self, finding: Finding, facts: Facts) -> bool:
         """One incident per cause: a stall that grows on a path in hand is the same one."""
-        if not finding.actionable or finding.subject in self.handled:
+        if not finding.actionable or self.cases.case_of(finding) is not None:
             return False
-        if facts.now - finding.onset_at < EVIDENCE_S:
+        if facts.now - max((finding.onset_at, *finding.recurred_at)) < EVIDENCE_S:
             return False
-        self.handled.add(finding.subject)
         if self._taken_down(finding, facts):
+            self.cases.begin(finding)
             said = f"{finding.subject} was taken down by hand: it is left alone"
             say(self.parts, self.tell, "left-alone", said, id=finding.id)
             return False
@@ -194,20 +227,29 @@ class _Watcher:
         return bool(stops) and (life is None or life.started_at < stops[-1])
 
     async def _handle(self, finding: Finding) -> Incident:
+        opening = open_incident(
+            self.parts,
+            finding,
+            self.hunch,
+            self.tell,
+            opened_by="watch",
+            begun=self.begun.pop(finding.id, None),
+        )
+        return await self._act_on(opening)
+
+    async def _act_on(self, judging: Coroutine[None, None, tuple[Incident, Facts]]) -> Incident:
+        """Repair what was judged where the policy lets us, else advise; and write it down."""
+        case = self.case
         try:
-            incident, facts = await open_incident(
-                self.parts,
-                finding,
-                self.hunch,
-                self.tell,
-                opened_by="watch",
-                begun=self.begun.pop(finding.id, None),
-            )
+            incident, facts = await judging
+            if case is not None:
+                self.cases.judged(case, incident)
             refusal = why_not_automatic(self.parts, incident)
             if refusal is None:
                 return await run_repair(self.parts, incident, tell=self.tell, facts=facts)
         except BaseException:  # a cancellation from within is as broken as any error
-            self.broken.add(finding.subject)
+            if case is not None:
+                self.cases.broke(case)
             raise
         command = f"tandem repair {incident.id} --approve"
         steps = incident.plan is not None and incident.plan.steps
@@ -224,8 +266,7 @@ class _Watcher:
             self.handling = asyncio.create_task(finish(self.parts, left[0], self.tell))
             return True
         self.again_at = None
-        self.handled -= self.broken
-        self.broken.clear()
+        self.cases.forget_broken()
         return False
 
     def _settle(self, task: asyncio.Task[Incident]) -> None:
@@ -257,7 +298,7 @@ class _Watcher:
         self.parts.store.keep(closed)
         self.blind_until = now
         self.open = ()
-        self.handled.clear()
+        self.cases.clear()
 
     async def end(self) -> None:
         """Let a repair under way end its present step, bounded, then give up."""
@@ -269,10 +310,6 @@ class _Watcher:
         await asyncio.wait({task}, timeout=END_S)
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             say(self.parts, self.tell, "failed", _sentence(error))
-
-
-def _members(finding: Finding) -> set[str]:
-    return {*finding.incarnations, *finding.subject.split(">")}
 
 
 def _sentence(error: BaseException) -> str:

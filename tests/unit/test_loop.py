@@ -10,7 +10,9 @@ from sites import AUTO, CELL, DECODE, PREFILL, ROUTER, partial
 from tandem import loop
 from tandem.errors import RefusedError
 from tandem.loop import watch
+from tandem.ports import Harvest
 from tandem.records import Incident, Outcome, Policy, ReportRef
+from tandem.records import vocabulary as v
 from tandem.standing import take_down
 
 RESTARTED = ["stop router", "stop decode-0", "stop prefill-0"]
@@ -104,14 +106,138 @@ class TestOneIncidentPerCause:
         assert "evidence" not in site.kinds()
         assert len(site.store.incidents()) == 1
 
-    async def test_a_stall_that_is_over_may_come_again(self, site_of):
-        """What cleared and came back is another incident."""
+    async def test_a_stall_that_comes_back_is_the_same(self, site_of):
+        """What cleared and came back in the same lives goes on as the incident it had."""
         site = site_of()
         site.when("report", lambda: faults.flow(site.scene))
         site.when("cleared", lambda: going_silent(site))
-        await site.watch(turns=60)
+        await site.watch(until="recurred")
+        await site.watch(turns=5)
+        (incident,) = site.store.incidents()
 
-        assert len(site.store.incidents()) > 1
+        assert incident.id in site.texts("recurred")[0]
+        assert len(incident.finding.recurred_at) == 1
+        assert site.texts("report")[1:] != []
+
+    async def test_a_flapping_stall_is_one_incident(self, site_of):
+        """However often it comes and goes, there is one folder, and each time a word."""
+        site = site_of()
+        for kind in ("report", "recurred", "recurred"):
+            site.when(kind, lambda: faults.flow(site.scene))
+            await site.watch(until="cleared")
+            going_silent(site)
+        await site.watch(until="recurred")
+        (incident,) = site.store.incidents()
+
+        assert len(site.texts("recurred")) == 3
+        assert len(incident.finding.recurred_at) >= 2
+
+    async def test_a_second_watch_knows_what_cleared(self, site_of):
+        """What an earlier watch saw clear, and wrote down, is the same when it comes back."""
+        site = site_of()
+        site.when("report", lambda: faults.flow(site.scene))
+        await site.watch(until="cleared")
+        site.open()
+        going_silent(site)
+        await site.watch(until="recurred")
+
+        assert len(site.store.incidents()) == 1
+
+    async def test_other_lives_are_another_incident(self, site_of):
+        """A stall of a pair that was restarted in between is a new one."""
+        site = site_of()
+        site.when("report", lambda: faults.flow(site.scene))
+        await site.watch(until="cleared")
+        for name in (PREFILL, DECODE):
+            site.world.spawn(name)
+        await site.watch(turns=10)
+        going_silent(site)
+        await site.watch(until="report")
+
+        assert len(site.store.incidents()) == 2
+
+
+class TestJudgedAgain:
+    """An undetermined verdict, while its finding stands."""
+
+    async def test_it_is_judged_twice_more_at_most(self, site_of):
+        """Half a minute and five minutes later, in the same folder; then it is left."""
+        site = site_of(faults.stall_without_restart)
+        await site.watch(turns=60)
+        site.clock.time += 290.0
+        site.scene.now += 290.0
+        await site.watch(turns=60)
+        (incident,) = site.store.incidents()
+        sealed = sorted(one.name for one in site.store.folder(incident.id).glob("*.sqlite"))
+
+        assert sealed == ["evidence-2.sqlite", "evidence-3.sqlite", "evidence.sqlite"]
+        assert site.kinds().count("diagnosis") == 3
+        assert incident.seal.path == "evidence-3.sqlite"
+
+    async def test_new_evidence_settles_it(self, site_of):
+        """Stacks that could not be taken at first tell of two ranks apart: a cause is named."""
+        site = site_of(faults.decode_hangs)
+        await site.watch(until="report")
+        first = site.store.incidents()[0]
+
+        async def ranks(_members):
+            painted = faults.ranks_apart().observations
+            rows = [one for one in painted if one.name == v.STACK]
+            now = site.clock.now()
+            return Harvest(tuple(msgspec.structs.replace(one, at=now) for one in rows))
+
+        site.take_stacks_with(ranks)
+        await site.watch(turns=60)
+        (again,) = site.store.incidents()
+
+        assert first.diagnosis.verdict == "undetermined"
+        assert (again.id, again.diagnosis.cause) == (first.id, "collective-desync")
+
+    async def test_what_is_determined_is_left_alone(self, site_of):
+        """A verdict that names a cause is judged once."""
+        site = site_of()
+        await site.watch(turns=80)
+
+        assert site.kinds().count("diagnosis") == 1
+
+
+class TestClock:
+    """A clock that is set while it watches."""
+
+    @pytest.mark.parametrize("by_s", [-3600.0, -40.0, 3600.0])
+    async def test_a_healthy_deployment_stays_healthy(self, site_of, by_s):
+        """Nothing is found of a clock that jumps, back or forth."""
+        site = site_of(faults.serving)
+        await site.watch(turns=20)
+        site.clock.time += by_s
+        site.scene.now += by_s
+        await site.watch(turns=40)
+
+        assert site.store.open_findings() == []
+        assert site.store.incidents() == []
+
+    async def test_a_stall_outlasts_a_clock_set_back(self, site_of):
+        """The same stall goes on as the same incident, and clears when it is over."""
+        site = site_of(faults.stall_without_restart)
+        turns = []
+
+        def set_back():
+            site.clock.time -= 600.0
+            site.scene.now -= 600.0
+            site.store.before["append"] = count
+
+        def count(_):
+            turns.append(site.clock.now())
+            if len(turns) == 20:
+                turns.append(site.store.open_findings())
+                faults.flow(site.scene)
+
+        site.when("report", set_back)
+        await site.watch(until="cleared")
+
+        assert "the clock went back" in site.texts("clock")[0]
+        assert len(turns[20]) == 1
+        assert len(site.store.incidents()) == 1
 
 
 class TestAdvise:

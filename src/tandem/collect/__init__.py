@@ -19,6 +19,8 @@ from tandem.records import vocabulary as v
 PATIENCE_S = 0.6
 """How long one tick waits for its sources; a slower one is harvested by a later tick."""
 
+CLOCK_JITTER_S = 1.0
+
 CLOSE_S = 5.0
 """How long closing waits for what it cancelled."""
 
@@ -68,8 +70,7 @@ class Collector:
         """
         now = self._clock.now()
         for runner in self._runners:
-            # A tenth of an interval early is due: ticks jitter, intervals must not double.
-            if runner.task is None and now >= runner.due_at - runner.source.interval_s / 10:
+            if runner.task is None and _is_due(runner, now):
                 runner.due_at = now + runner.source.interval_s
                 runner.task = asyncio.create_task(self._look(runner.source))
         busy = [runner.task for runner in self._runners if runner.task is not None]
@@ -124,6 +125,15 @@ class Collector:
             await asyncio.wait_for(
                 asyncio.gather(*(one.close() for one in holders), return_exceptions=True), CLOSE_S
             )
+
+
+def _is_due(runner: _Runner, now: float) -> bool:
+    """A tenth of an interval early is due: ticks jitter, intervals must not double.
+
+    So is what is due later than one interval from now: the clock went back.
+    """
+    left_s = runner.due_at - now
+    return not runner.source.interval_s / 10 < left_s <= runner.source.interval_s + CLOCK_JITTER_S
 
 
 def merged(harvests: Iterable[Harvest]) -> Harvest:

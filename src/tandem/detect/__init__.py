@@ -74,7 +74,6 @@ def detect(facts: Facts, known: Sequence[Finding], thresholds: Thresholds) -> tu
     (a partial stall that became silent hands on its onset, and closes in the very turn in which
     the silent one opens), or nothing was seen of it for `clear_s` in which somebody looked.
     """
-    facts = facts.at(facts.now)  # what a clock that went back left behind is not of this moment
     candidates = _candidates(facts, thresholds)
     standing: list[Finding] = []
     closed: list[Finding] = []
@@ -129,7 +128,7 @@ def _stands(
         return True
     if any(_swallows(candidate, finding) for candidate in candidates):
         return False
-    if facts.now - finding.found_at < thresholds.clear_s:
+    if 0.0 <= facts.now - finding.found_at < thresholds.clear_s:
         return True
     looked_s = facts.now - watched_since(facts)
     if looked_s < thresholds.clear_s + max(thresholds.floor_s, thresholds.flat_s):

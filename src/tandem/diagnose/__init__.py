@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from tandem.diagnose.changes import judge_changes, suspected
 from tandem.diagnose.hunch import answer_hunch
-from tandem.diagnose.observe_next import splits, unseen
+from tandem.diagnose.observe_next import asked_for, splits, unseen
 from tandem.diagnose.weigh import Weighed, weigh
 from tandem.facts import Facts
 from tandem.ports import Mode
 from tandem.records import Diagnosis, Finding, ModeVerdict, RuledOut, TestResult
 
-__all__ = ["diagnose", "knowledge_version"]
+__all__ = ["asked_for", "diagnose", "knowledge_version"]
 
 HARNESS = 1
 """Raised whenever the harness itself would judge the same answers differently."""

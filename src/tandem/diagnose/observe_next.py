@@ -40,6 +40,27 @@ def splits(modes: Sequence[ModeVerdict]) -> str | None:
     return min(gain, key=lambda collect: (-gain[collect], collect))
 
 
+WORDS = (
+    ("stack", (v.STACK,)),
+    ("probe", (v.PROBE,)),
+    ("log", (v.LOG_LINES_TOTAL, v.LOG_SIGNATURE)),
+    ("queue", (v.RUNNING_REQS,)),
+    ("counter", (v.PROGRESS_TOKENS_TOTAL,)),
+    ("progress", (v.PROGRESS_TOKENS_TOTAL,)),
+    ("breaker", (v.WORKER_BREAKER_OPEN, v.WORKER_HEALTHY)),
+    ("process", (v.ALIVE,)),
+    ("answers http", (v.HEALTH_STATUS,)),
+)
+"""What a request for an observation speaks of, by the names under which it comes."""
+
+
+def asked_for(following: str) -> tuple[str, ...]:
+    """The names of the observations that a diagnosis's next observation is about."""
+    said = following.lower()
+    found = [name for word, names in WORDS if word in said for name in names]
+    return tuple(dict.fromkeys(found))
+
+
 def unseen(facts: Facts) -> str:
     """What to look at when no known mode is left: the first source that brought nothing."""
     for name, what in SOURCES:

@@ -36,6 +36,8 @@ from tandem.store.seal import seal
 from tandem.store.state import SLOW, State, told
 from tandem.store.window import WINDOW_S, Window
 
+AGAIN_SHARE = 0.25
+
 R = TypeVar("R", bound=Record)
 
 PRUNE_EVERY_S = 30.0
@@ -66,6 +68,8 @@ class Store:
         self._seen = -1
         """The newest id that these and the window know of; -1 before the first look."""
         self._pruned_at: float | None = None
+        self._afresh_at = float("-inf")
+        """When a clock was last set back: what is asked every second begins there."""
 
     @classmethod
     def open(cls, root: Path, settings: Settings) -> Self:
@@ -127,6 +131,8 @@ class Store:
         `WINDOW_S` seconds are answered from memory; a wider window is read from the file.
         """
         since = now - window_s
+        if window_s <= WINDOW_S:
+            since = max(since, self._afresh_at)
         with self._turn, told(self._state.path, "reading"), self._state.reading():
             self._catch_up()
             if window_s > WINDOW_S:
@@ -218,6 +224,11 @@ class Store:
         with self._turn, told(self._state.path, "reading findings"):
             return self._state.open_findings()
 
+    def closed_findings(self, since: float) -> list[Finding]:
+        """Findings that closed at or after a time, oldest first."""
+        with self._turn, told(self._state.path, "reading findings"):
+            return self._state.closed_findings(since)
+
     def is_over(self, finding: Finding) -> bool:
         """Whether a finding was seen to close."""
         with self._turn, told(self._state.path, "reading findings"):
@@ -245,14 +256,38 @@ class Store:
         """The note of that name beside an incident; None when there is none that can be read."""
         return incidents.note(self.incidents_folder, incident_id, name, kind)
 
+    def last_seen_at(self) -> float:
+        """The time of the observation that came last; 0.0 when there is none."""
+        with self._turn, told(self._state.path, "reading"):
+            return self._state.last_seen_at()
+
+    def forget_later(self, now: float) -> None:
+        """Answer with nothing that a clock, set back since, calls later than now.
+
+        What changes slowly is kept, as known now. On the disk everything stays as it was seen.
+        """
+        with self._turn:
+            known = [
+                msgspec.structs.replace(seen, at=min(seen.at, now)) for seen in self.slow.values()
+            ]
+            self._window = Window(now, known)
+            self._afresh_at = now
+
     def seal(
-        self, incident: Incident, *, now: float, deadline_s: float, window_s: float | None = None
+        self,
+        incident: Incident,
+        *,
+        now: float,
+        deadline_s: float,
+        window_s: float | None = None,
+        again: bool = False,
     ) -> Seal:
         """Copy, hash and close the evidence of an incident; once, before anything is touched.
 
-        `window_s` is `[evidence] window_s` unless given. What does not fit the bytes, the deadline
-        or the disk is named in `left_out`. Raises `WorldError` when nothing could be written, and
-        `RefusedError` when it was sealed before.
+        `again` seals what is known by now in a further file, for a verdict that is judged again;
+        with `AGAIN_SHARE` of the bytes. `window_s` is `[evidence] window_s` unless given. What does
+        not fit the bytes, the deadline or the disk is named in `left_out`. Raises `WorldError` when
+        nothing could be written, and `RefusedError` when it was sealed before.
         """
         self.save(incident)
         evidence = self.settings.evidence
@@ -263,13 +298,18 @@ class Store:
             msgspec.structs.replace(incident, deployment=shown),
             now=now,
             window_s=evidence.window_s if window_s is None else window_s,
-            bytes_max=int(evidence.megabytes * 1e6),
+            bytes_max=int(evidence.megabytes * 1e6 * (AGAIN_SHARE if again else 1.0)),
             deadline_s=deadline_s,
+            again=again,
         )
         self.save(msgspec.structs.replace(incident, seal=made))
         for name in incidents.forget(self.incidents_folder, evidence.keep_incidents):
             self.event("store", f"Forgot incident {name}: it was the oldest.", at=now)
         return made
+
+    def incident(self, incident_id: str) -> Incident:
+        """One incident as its folder tells it; raises `RefusedError` or `WorldError` for none."""
+        return incidents.load_records(self.folder(incident_id))
 
     def incidents(self) -> list[Incident]:
         """Every incident on the disk, newest first; a damaged folder is passed over."""

@@ -192,17 +192,20 @@ def seal(
     window_s: float,
     bytes_max: int,
     deadline_s: float,
+    again: bool = False,
 ) -> Seal:
     """Seal the window before `now` into `folder`; what does not fit is named in `left_out`.
 
-    Raises `WorldError` when not even the ledger could be written; then no evidence file is left.
+    `again` seals into a further file beside the first, which stays as it is. Raises `WorldError`
+    when not even the ledger could be written; then no evidence file is left.
     """
-    if paper.read(folder).seal is not None:
+    if paper.read(folder).seal is not None and not again:
         raise RefusedError(
             f"{folder} is sealed already: evidence is never replaced.",
             next_step="Begin a new incident with `tandem investigate`.",
         )
-    part, final = folder / f"{FILE_NAME}.part", folder / FILE_NAME
+    name = _free_name(folder)
+    part, final = folder / f"{name}.part", folder / name
     ends_at = time.monotonic() + deadline_s * COPY_SHARE
     part.unlink(missing_ok=True)
     try:
@@ -222,13 +225,23 @@ def seal(
         raise
     paper.sync_folder(folder)
     return Seal(
-        path=FILE_NAME,
+        path=name,
         sha256=digest,
         size_bytes=size,
         observations=count,
         left_out=left_out,
         sealed_at=now,
     )
+
+
+def _free_name(folder: Path) -> str:
+    """`evidence.sqlite`, or with a number when that is sealed already."""
+    stem, _, suffix = FILE_NAME.partition(".")
+    name, number = FILE_NAME, 1
+    while (folder / name).exists():
+        number += 1
+        name = f"{stem}-{number}.{suffix}"
+    return name
 
 
 def facts_in(folder: Path, seal: Seal) -> Facts:

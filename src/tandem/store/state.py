@@ -345,6 +345,18 @@ class State:
         rows = self._db.execute("SELECT body FROM findings WHERE closed_at IS NULL ORDER BY at, id")
         return [_finding.decode(body) for (body,) in rows]
 
+    def last_seen_at(self) -> float:
+        """The time of the observation that came last; 0.0 when there is none."""
+        row = self._db.execute("SELECT at FROM observations ORDER BY id DESC LIMIT 1").fetchone()
+        return float(row[0]) if row else 0.0
+
+    def closed_findings(self, since: float) -> list[Finding]:
+        """Findings that closed at or after a time, oldest first."""
+        rows = self._db.execute(
+            "SELECT body FROM findings WHERE closed_at >= ? ORDER BY closed_at, id", (since,)
+        )
+        return [_finding.decode(body) for (body,) in rows]
+
     def closed(self, finding: str) -> bool:
         """Whether a finding is known and has closed."""
         row = self._db.execute("SELECT closed_at FROM findings WHERE id = ?", (finding,)).fetchone()
