@@ -359,7 +359,11 @@ async def _member_status(parts: Parts, member: Member) -> MemberStatus:
     ours, answers = await _life(parts, member), await _answers(parts, member)
     life = ours or await asyncio.to_thread(_by_hand, member)
     state = "up" if answers else ("unreachable" if life else "down")
-    process = state_of(life.pid) if life is not None and life.pid is not None else None
+    # One that ended and was not reaped is no life any more, but a state worth a word.
+    seen = life or look_back(parts).incarnation(member.name)
+    process = state_of(seen.pid) if seen is not None and seen.pid is not None else None
+    if life is None and process != "Z":
+        process = None
     return MemberStatus(
         name=member.name,
         role=member.role.value,
@@ -367,7 +371,7 @@ async def _member_status(parts: Parts, member: Member) -> MemberStatus:
         since=life.started_at if life else None,
         incarnation=life.id if life else None,
         process=process,
-        process_since=_process_since(parts, member, life, process),
+        process_since=_process_since(parts, member, seen, process),
         detail=_detail(member, answers=answers, known=ours is not None),
     )
 

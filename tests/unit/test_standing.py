@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import os
 import signal
-from subprocess import DEVNULL
+import subprocess
 from types import SimpleNamespace
 
 import msgspec
@@ -26,6 +26,11 @@ SEAL = Seal(
     path="evidence.sqlite", sha256="0", size_bytes=0, observations=0, left_out=(), sealed_at=0.0
 )
 ORDER = ["start prefill-0", "start decode-0", "start router"]
+
+
+def unreaped():
+    """A child of this process that ends at once and is left a zombie."""
+    return subprocess.Popen(["true"])
 
 
 class Room:
@@ -322,10 +327,31 @@ class TestStatus:
             ("up", "somebody else started it")
         }
 
+    async def test_a_process_that_nobody_reaped_is_told(self, room):
+        """A member whose last process is a zombie is down, and its state says why."""
+        child = unreaped()
+        pid = child.pid
+        try:
+            await until(lambda: state_of(pid) == "Z")
+            for name, value in ((v.STARTED_AT, 1.0), (v.PID, pid)):
+                row = Observation(
+                    source="process", subject="decode-0", name=name, value=value,
+                    at=room.world.clock.now(), incarnation=f"{pid}:1",
+                )  # fmt: skip
+                room.store.append(Harvest((row,)))
+            said = {one.name: one for one in (await status(room.parts)).members}
+        finally:
+            child.wait()
+
+        assert (said["decode-0"].state, said["decode-0"].process) == ("down", "Z")
+        assert said["prefill-0"].process is None
+
     async def test_what_was_started_by_hand_shows_its_life_and_its_state(self, room, tmp_path):
         """A process nobody supervises is found by its port, and that it is stopped is told."""
         member = member_of(tmp_path, port=None)
-        process = await asyncio.create_subprocess_exec(*member.launch.argv, stdout=DEVNULL)
+        process = await asyncio.create_subprocess_exec(
+            *member.launch.argv, stdout=subprocess.DEVNULL
+        )
         try:
             await until(lambda: answers(member))
             mine = msgspec.structs.replace(member, supervisor="none", launch=None, name="decode-0")

@@ -12,6 +12,7 @@ Real traffic that completed on a path stands in for its probe.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,11 @@ HOLD_S = 3600.0
 
 LONG_PATIENCE = 3.0
 """How many deadlines a long probe has: its prompt takes longer to compute."""
+PER_RANK = 4
+"""Probes that one rank of a member takes part in per interval: in a larger matrix each path is
+probed more rarely."""
+PER_SECOND = 20.0
+"""Probes that one Tandem sends at most, on average, however large the matrix."""
 PAGE_MARGIN_TOKENS = 8
 """A prompt is this much longer than one KV page."""
 
@@ -113,13 +119,15 @@ class ProbeSource:
         engines: Sequence[str] | None = None,
         cell: CellWord | None = None,
         rarer: int = 1,
+        after_s: float = 0.0,
     ) -> None:
         """`ends` are the members whose restart frees the path; `engines` those that must be safe.
 
-        `cell` gathers the words of paths that are ranks of one cell; these are probed `rarer`.
+        `cell` gathers the words of paths that are ranks of one cell. In a large matrix a path is
+        probed `rarer` than every interval, the first time `after_s` from now.
         """
         self.name = f"probe:{subject}"
-        self.interval_s = SOON_S
+        self.interval_s = max(SOON_S, after_s)
         self.timeout_s = LONG_PATIENCE * settings.deadline_s + 10.0
         self._subject = subject
         self._ends = tuple(ends)
@@ -127,6 +135,7 @@ class ProbeSource:
         self._send = send
         self._settings = settings
         self._every_s = settings.interval_s * rarer
+        self._begins_at = clock.now() + after_s
         self._clock = clock
         self._incarnations = incarnations
         self._knows = knows
@@ -141,6 +150,9 @@ class ProbeSource:
 
     async def collect(self) -> Harvest:
         """Settle the probe that is out, or send one and wait for it until its deadline."""
+        if self._clock.now() < self._begins_at:
+            self.interval_s = self._every_s
+            return Harvest()
         self._note_restarts()
         settled: list[Observation] = []
         if self._out is not None:
@@ -385,7 +397,9 @@ def probes(  # noqa: PLR0913 - a deployment, who speaks to it, and what is known
     knows = Knows(safety, recently_completed, released, page_tokens, context_tokens)
     found: list[ProbeSource] = []
     cells: dict[str, CellWord] = {}
-    for path in deployment.paths():
+    paths = deployment.paths()
+    rarer = _rarer(deployment, len(paths), settings.interval_s)
+    for number, path in enumerate(paths):
         prefill, decode = deployment.member(path.prefill), deployment.member(path.decode)
         if prefill is None or decode is None or prefill.engine not in engines:
             continue
@@ -394,9 +408,12 @@ def probes(  # noqa: PLR0913 - a deployment, who speaks to it, and what is known
         word = None
         if path.subject != cell:
             word = cells.setdefault(cell, CellWord(cell))
-        rarer = min(prefill.dp_size, decode.dp_size)
+        # All at once would be a burst, and every round another.
+        after_s = settings.interval_s * rarer * number / len(paths) if rarer > 1 else 0.0
         ends = (path.prefill, path.decode)
-        source = ProbeSource(path.subject, ends, send, *given, knows=knows, cell=word, rarer=rarer)
+        source = ProbeSource(
+            path.subject, ends, send, *given, knows=knows, cell=word, rarer=rarer, after_s=after_s
+        )
         found.append(source)
     workers = [one.name for one in deployment.members if one.role is not Role.ROUTER]
     for router in deployment.of(Role.ROUTER):
@@ -407,6 +424,14 @@ def probes(  # noqa: PLR0913 - a deployment, who speaks to it, and what is known
                 ProbeSource(router.name, everyone, send, *given, knows=knows, engines=workers)
             )
     return found
+
+
+def _rarer(deployment: Deployment, paths: int, interval_s: float) -> int:
+    """In how many intervals each path is probed once, for nobody to be probed too often."""
+    ranks = [
+        sum(one.dp_size for one in deployment.of(role)) for role in (Role.PREFILL, Role.DECODE)
+    ]
+    return max(1, math.ceil(min(ranks) / PER_RANK), math.ceil(paths / (interval_s * PER_SECOND)))
 
 
 def _direct(

@@ -391,7 +391,7 @@ class TestMatrix:
     """The sources of a deployment."""
 
     async def test_pairs_of_ranks_are_paths_and_their_cell_has_one_word(self):
-        """Each pair is probed for itself, rarer; a stuck one is the word of the whole cell."""
+        """Each pair is probed for itself; a stuck one is the word of the whole cell."""
         prefill = Member(name="p0", role=Role.PREFILL, url="http://a", engine="sglang", dp_size=2)
         decode = Member(name="d0", role=Role.DECODE, url="http://b", engine="sglang", dp_size=3)
         asked = []
@@ -423,13 +423,56 @@ class TestMatrix:
             "probe:p0/dp0>d0/dp0",
             "probe:p0/dp1>d0/dp2",
         )
-        assert others[-1].interval_s == 10.0
+        assert others[-1].interval_s == 5.0
         assert asked == [(0, 0), (1, 2), (0, 0)]
         assert (first["p0>d0"], after["p0/dp0>d0/dp0"], after["p0>d0"]) == (
             "completed",
             "completed",
             "late",
         )
+
+    @pytest.mark.parametrize(
+        ("prefills", "decodes", "every_s"), [(4, 4, 5.0), (10, 10, 15.0), (40, 100, 200.0)]
+    )
+    async def test_a_large_matrix_is_probed_more_rarely_and_not_at_once(
+        self, prefills, decodes, every_s
+    ):
+        """Each path once in its turn, spread over the round: never more than a bounded rate."""
+        names = [(f"p{number}", Role.PREFILL) for number in range(prefills)]
+        names += [(f"d{number}", Role.DECODE) for number in range(decodes)]
+        members = tuple(
+            Member(name=name, role=role, url="", engine="sglang") for name, role in names
+        )
+        sent = []
+
+        class Counted:
+            async def complete_direct(self, prefill, decode, **_):
+                sent.append(round(clock.at - began))
+                return DONE
+
+        clock = Clock()
+        began = clock.at
+        sources = probes(
+            Deployment(name="x", members=members),
+            {"sglang": Counted()},
+            {},
+            ProbeSettings(),
+            clock,
+            Incarnations(),
+            safety=safe(),
+        )
+        due = dict.fromkeys(sources, began)
+        for second in range(int(every_s) + 1):
+            for source in [one for one, at in due.items() if at <= began + second]:
+                clock.at = began + second
+                due[source] = clock.at + source.interval_s
+                await source.collect()
+        per_second = max(sent.count(second) for second in set(sent))
+
+        assert {source.interval_s for source in sources} == {every_s}
+        # Before anything is known a source is looked at once more, soon.
+        assert len(sources) <= len(sent) <= len(sources) + 42
+        assert per_second <= max(16, 2 + len(sources) / every_s + 20)
 
     async def test_every_cell_directly_and_the_router_once(self):
         """Two prefills and one decode behind a router give two direct probes and a routed one."""
