@@ -6,6 +6,7 @@ Source: Docker Engine API, `GET /containers/{id}/json`. Paths carry no version: 
 answers in its own, while Docker 29 refuses versions below 1.44 and Podman 4 knows none above 1.41.
 """
 
+import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 DOCKER_GROUP = "Add this user to the group `docker`, or run Tandem as root."
 EVENTS_MAX = 256
 """Docker itself remembers no more."""
+_BASE = "http://engine"
 _NEVER = "0001-01-01"
 """How Go writes a time that has not come."""
 
@@ -57,6 +59,8 @@ class Container:
     """`starting`, `healthy`, `unhealthy`; None without a health check."""
     image: str
     image_id: str
+    tty: bool
+    """Whether it has a terminal: its log is then one stream, without frames."""
 
 
 class _Health(msgspec.Struct, rename="pascal"):
@@ -76,6 +80,7 @@ class _State(msgspec.Struct, rename="pascal"):
 
 class _Config(msgspec.Struct, rename="pascal"):
     image: str = ""
+    tty: bool = False
 
 
 class _Inspected(msgspec.Struct, rename="pascal"):
@@ -181,6 +186,33 @@ class ContainerEngine:
                 ends.append(Exit(told.time_ns / 1e9, int(code)))
         return ends
 
+    async def follow(
+        self, container_id: str, *, since: float | None, tail: int
+    ) -> aiohttp.ClientResponse:
+        """What a container writes, each line with its time, as a stream until it ends.
+
+        From just after `since`, else from the last `tail` lines on. Close the response.
+        Raises `WorldError` when the engine will not give it.
+        """
+        query = {"follow": "1", "stdout": "1", "stderr": "1", "timestamps": "1"}
+        query |= {"tail": str(tail)} if since is None else {"since": f"{since:.6f}"}
+        path = f"/containers/{quote(container_id, safe='')}/logs?{urlencode(query)}"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._opened().get(
+                    f"{_BASE}{path}", timeout=aiohttp.ClientTimeout(total=None)
+                )
+                if response.status == 200:
+                    return response
+                body = await response.content.read(BODY_BYTES_MAX)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise self._unanswered(str(error) or type(error).__name__) from None
+        response.close()
+        raise WorldError(
+            f"The engine at {self.path} gives no log: {_refusal(body)}.",
+            next_step="Give the container a log driver that can be read, or the member a `log`.",
+        )
+
     async def ask(
         self, path: str, *, json: Mapping[str, object] | None = None
     ) -> tuple[int, bytes]:
@@ -188,13 +220,9 @@ class ContainerEngine:
 
         Raises `WorldError` when nobody answers.
         """
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(self.path, force_close=True), trust_env=False
-            )
         got = await fetch(
-            self._session,
-            f"http://engine{path}",
+            self._opened(),
+            f"{_BASE}{path}",
             timeout_s=self._timeout_s,
             json=json,
             body_bytes_max=BODY_BYTES_MAX,
@@ -202,6 +230,13 @@ class ContainerEngine:
         if got.status is None:
             raise self._unanswered(got.why_not)
         return got.status, got.body
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(self.path, force_close=True), trust_env=False
+            )
+        return self._session
 
     def _unanswered(self, why: str) -> WorldError:
         if self.there() and not os.access(self.path, os.R_OK | os.W_OK):
@@ -236,6 +271,7 @@ def _container(told: _Inspected) -> Container:
         health=state.health.status if state.health and state.health.status not in _NONE else None,
         image=told.config.image,
         image_id=told.image,
+        tty=told.config.tty,
     )
 
 

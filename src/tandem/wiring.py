@@ -16,6 +16,7 @@ from tandem import fetch
 from tandem.collect import Collector, Ledger, Recent
 from tandem.collect.changes import known_from
 from tandem.collect.children import ChildrenSource
+from tandem.collect.container_logs import ContainerLogSource
 from tandem.collect.containers import ContainerSource
 from tandem.collect.engine import EngineSource
 from tandem.collect.families import Families
@@ -31,6 +32,7 @@ from tandem.collect.sockets import SocketSource
 from tandem.collect.stacks import StackTaker
 from tandem.collect.units import UnitSource, files_known
 from tandem.config import load
+from tandem.containers import Container, ContainerEngine
 from tandem.engines.sglang import SglangEngine
 from tandem.errors import ConfigError
 from tandem.facts import Facts
@@ -139,11 +141,16 @@ class _Host:
             self._units,
             self._containers,
         ]
-        self.sources += [
-            JournalSource(member, self._units.unit_of, incarnations)
-            for member in members
-            if member.log is None and member.supervisor == "none"
-        ]
+        for member in members:
+            if member.log is None and member.supervisor == "none":
+                self.sources += [
+                    JournalSource(member, self._units.unit_of, incarnations),
+                    ContainerLogSource(member, self._container_of, incarnations),
+                ]
+
+    def _container_of(self, member: Member) -> tuple[ContainerEngine, Container] | None:
+        """The container whose log is read: of a unit's container the journal has it already."""
+        return None if self._units.unit_of(member) else self._containers.seen(member)
 
     async def main_pid(self, member: Member) -> int | None:
         """The main process of a member's unit or container, where `tandem.toml` names one."""

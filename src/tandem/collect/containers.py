@@ -89,6 +89,13 @@ class ContainerSource:
             return None
         return (await self._inspect(watched, member.container)).pid
 
+    def seen(self, member: Member) -> tuple[ContainerEngine, Container] | None:
+        """The container of a member as last seen, and who has it: for whoever reads its log."""
+        watched = self._watched.get(member.name)
+        if watched is None or watched.engine is None or watched.last is None:
+            return None
+        return watched.engine, watched.last
+
     async def collect(self) -> Harvest:
         """Look once at every member's container."""
         due = [one for one in self._members if self._due(self._watched[one.name], one)]
