@@ -59,10 +59,12 @@ async def fetch(
     *,
     timeout_s: float,
     json: Mapping[str, object] | None = None,
+    form: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
     body_bytes_max: int = BODY_BYTES_MAX,
     cut: bool = False,
 ) -> Fetched:
-    """GET a URL, or POST it when `json` is given; bounded in time and size.
+    """GET a URL, or POST it when `json` or `form` is given; bounded in time and size.
 
     A longer body is refused, or with `cut` read to the bound. What is compressed is bounded as it
     comes out.
@@ -74,9 +76,11 @@ async def fetch(
 
     try:
         async with client.request(
-            "GET" if json is None else "POST",
+            "GET" if json is None and form is None else "POST",
             url,
             json=json,
+            data=form,
+            headers=headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             allow_redirects=False,
         ) as response:

@@ -152,6 +152,26 @@ class Router(Protocol):
 
 
 @runtime_checkable
+class ReadsPages(Protocol):
+    """An engine or router whose metrics somebody else may have scraped: optional."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The series it reads, by the names on a page."""
+        ...
+
+    def read_page(
+        self, member: Member, page: bytes | None, at: float, *, why: str = ""
+    ) -> tuple[Observation, ...]:
+        """What a metrics page of this member says, as of `at`; without one, `why` there is none."""
+        ...
+
+    async def observe_live(self, member: Member, timeout_s: float) -> Harvest:
+        """All that `observe` gives and no metrics page has."""
+        ...
+
+
+@runtime_checkable
 class Supervisor(Protocol):
     """Whoever starts and stops members on a host."""
 
@@ -281,6 +301,7 @@ __all__ = [
     "Journal",
     "Mode",
     "Progress",
+    "ReadsPages",
     "Router",
     "Scope",
     "Source",

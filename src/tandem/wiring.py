@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
@@ -24,9 +24,11 @@ from tandem.collect.gpu import GpuSource, watts_known
 from tandem.collect.health import HealthSource
 from tandem.collect.incarnations import Incarnations
 from tandem.collect.journal import JournalSource
+from tandem.collect.live import LiveSource
 from tandem.collect.logs import LogSource
 from tandem.collect.probe import probes
 from tandem.collect.process import ProcessSource
+from tandem.collect.prometheus import PrometheusSource
 from tandem.collect.router import RouterSource
 from tandem.collect.sockets import SocketSource
 from tandem.collect.stacks import StackTaker
@@ -38,12 +40,16 @@ from tandem.errors import ConfigError
 from tandem.facts import Facts
 from tandem.failures import discover
 from tandem.parts import DETECT_WINDOW_S, Parts
-from tandem.ports import Clock, Engine, Hands, Router, Source, Supervisor
+from tandem.ports import Clock, Engine, Hands, ReadsPages, Router, Source, Supervisor
 from tandem.records import Member, Role, Settings
 from tandem.routers.smg import SmgRouter
 from tandem.store import Store
 from tandem.supervisors.local import LocalSupervisor
 
+DIRECT_PER_S = 200.0
+"""Looks a second at all members together, where their metrics come from Prometheus: two thousand
+members are then asked for their live queues every ten seconds."""
+TOKEN_BYTES_MAX = 8192
 CONFIG_NAME = "tandem.toml"
 CONFIG_VARIABLE = "TANDEM_CONFIG"
 
@@ -100,7 +106,10 @@ async def open_parts(settings: Settings) -> AsyncIterator[Parts]:
         recent = Recent(settings.deployment, clock.now)
         known = store.facts(now=clock.now(), window_s=DETECT_WINDOW_S)
         host = _Host(settings, incarnations, known)
-        sources = [*_sources(settings, hands, clock, incarnations, recent, host), *host.sources]
+        sources = [
+            *_sources(settings, hands, clock, incarnations, recent, host=host, session=session),
+            *host.sources,
+        ]
         ledger = Ledger(lambda member: known_from(known, member))
         collector = Collector(sources, clock, ledger, recent)
         stack.push_async_callback(collector.close)
@@ -165,12 +174,16 @@ def _sources(
     clock: Clock,
     incarnations: Incarnations,
     recent: Recent,
+    *,
     host: "_Host",
+    session: aiohttp.ClientSession,
 ) -> list[Source]:
     found: list[Source] = []
     families = Families()
     for member in settings.deployment.members:
         found += _member_sources(settings, hands, incarnations, families, member, host)
+    if settings.watch.prometheus:
+        found.append(_prometheus(settings, hands, incarnations, session))
     found.append(SocketSource(settings.deployment.members, incarnations, families))
     found += probes(
         settings.deployment,
@@ -215,7 +228,15 @@ def _member_sources(
         found.append(LogSource(member, lambda told: told.log, incarnations))
     elif supervisor is not None:
         found.append(LogSource(member, supervisor.log_path, incarnations))
-    if member.role is Role.ROUTER:
+    reader = _reader(hands, member) if settings.watch.prometheus else None
+    if reader is not None:
+        direct_s = max(every_s, len(settings.deployment.members) / DIRECT_PER_S)
+        found.append(LiveSource(reader, member, incarnations, interval_s=direct_s))
+        if member.role is not Role.ROUTER:
+            health_s = max(2.0, direct_s)
+            engine = hands.engines[member.engine]
+            found.append(HealthSource(engine, member, incarnations, interval_s=health_s))
+    elif member.role is Role.ROUTER:
         if member.engine in hands.routers:
             router = hands.routers[member.engine]
             found.append(RouterSource(router, member, incarnations, interval_s=every_s))
@@ -224,3 +245,43 @@ def _member_sources(
         found.append(EngineSource(engine, member, incarnations, interval_s=every_s))
         found.append(HealthSource(engine, member, incarnations))
     return found
+
+
+def _reader(hands: Hands, member: Member) -> ReadsPages | None:
+    """The member's adapter, where it can read a page that somebody else scraped."""
+    adapter: object = hands.engines.get(member.engine) or hands.routers.get(member.engine)
+    return adapter if isinstance(adapter, ReadsPages) else None
+
+
+def _prometheus(
+    settings: Settings,
+    hands: Hands,
+    incarnations: Incarnations,
+    session: aiohttp.ClientSession,
+) -> PrometheusSource:
+    """The one source that has the metrics of every member that can be read."""
+    readers = [(one, _reader(hands, one)) for one in settings.deployment.members]
+    return PrometheusSource(
+        settings.watch.prometheus,
+        [(member, reader) for member, reader in readers if reader is not None],
+        session,
+        incarnations,
+        interval_s=settings.watch.interval_s,
+        token=_token(settings),
+    )
+
+
+def _token(settings: Settings) -> Callable[[], str]:
+    """Reads the bearer token anew each time: files of tokens are replaced while we run."""
+    file, variable = (
+        settings.watch.prometheus_token_file,
+        settings.watch.prometheus_token_variable,
+    )
+
+    def read() -> str:
+        if file:
+            with Path(file).open("rb") as opened:
+                return opened.read(TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
+        return os.environ.get(variable, "").strip() if variable else ""
+
+    return read

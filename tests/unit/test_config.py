@@ -124,6 +124,19 @@ class TestAccepted:
 
         assert settings.deployment.of(Role.ROUTER) == ()
 
+    def test_metrics_may_come_from_prometheus(self, write, tmp_path):
+        """The server, its token beside the file, and whose series are whose."""
+        text = edited(
+            'url = "http://127.0.0.1:30001"',
+            'url = "http://127.0.0.1:30001"\nmetrics_labels = { pod = "d-0" }',
+        )
+        watch = '[watch]\nprometheus = "https://h/prom"\nprometheus_token_file = "token"\n'
+        settings = load(write(watch + text))
+
+        assert settings.watch.prometheus == "https://h/prom"
+        assert settings.watch.prometheus_token_file == str(tmp_path / "token")
+        assert settings.deployment.members[1].metrics_labels == {"pod": "d-0"}
+
     def test_what_we_do_not_start_may_be_elsewhere(self, write):
         """A member without a supervisor may have any address."""
         settings = load(write(edited("http://127.0.0.1:30001", "http://10.1.2.3:30001")))
@@ -131,6 +144,7 @@ class TestAccepted:
         assert settings.deployment.members[1].url == "http://10.1.2.3:30001"
 
 
+TOKEN_VARIABLE = "prometheus_token_variable = 'X'"
 REFUSED = [
     ("[policy]\nmode = 'auto2'", "policy.mode = 'auto2': is not one of its values; write 'obs"),
     ("[policy]\ndrain_s = '3'", "policy.drain_s = '3': must be a number; write it without quotes"),
@@ -142,6 +156,14 @@ REFUSED = [
     ("[policy]\nauto_scopes = ['all']", "policy.auto_scopes = 'all': this is never done without"),
     ("[policy]\nauto_scopes = ['role']", "policy.auto_scopes = 'role': this is never done"),
     ("[policy]\nauto_scopes = ['pear']", "is no scope of a repair; did you mean `pair`?"),
+    ("[watch]\nprometheus = 'here'", "watch.prometheus = 'here': must be http(s)://HOST:PORT"),
+    ("[watch]\nprometheus = 'http://u:p@h:1'", "watch.prometheus: must hold no credentials"),
+    ("[watch]\nprometheus_token_file = 'x'", "there is no Prometheus to show it to; remove it"),
+    (
+        "[watch]\nprometheus = 'http://h'\nprometheus_token_file = 'x'\n" + TOKEN_VARIABLE,
+        "watch.prometheus_token_variable: prometheus_token_file is given too",
+    ),
+    ("[watch]\nmetrics_port = 65536", "is out of range; use a number at most 65535"),
     ("[watch]\ninterval_s = 0", "watch.interval_s = 0: is out of range; use a number above 0"),
     ("[verify]\nturns = 0", "verify.turns = 0: is out of range"),
     ("[verify]\nsessions = 99999999999999999999", "is out of range; use a number at most 100000"),
@@ -152,6 +174,11 @@ REFUSED = [
 ]
 
 IMPOSSIBLE = [
+    (
+        'url = "http://127.0.0.1:30001"',
+        'url = "http://127.0.0.1:30001"\nmetrics_labels = { "a-b" = "c" }',
+        "member.decode-0.metrics_labels = 'a-b': is no label of Prometheus",
+    ),
     (
         'url = "http://127.0.0.1:30001"',
         'url = "http://127.0.0.1:30001"\nunit = "a b"',

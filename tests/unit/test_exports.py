@@ -13,6 +13,7 @@ import pytest
 import tidy
 from tandem.__main__ import main
 from tandem.exports import grafana_dashboard, prometheus_rules, watch_unit
+from tandem.exports.unit import TEMPORARY
 from tandem.records import Deployment, Member, ReportSettings, Role, Settings, WatchSettings
 
 
@@ -97,6 +98,20 @@ class TestUnit:
         assert lines(text, "SystemCallFilter") == ["@system-service ptrace"]
         for hidden in ("PrivateDevices", "PrivateUsers", "ProtectProc", "ProtectClock"):
             assert lines(text, hidden) == []
+
+    @pytest.mark.parametrize(("log", "own"), [(None, ["yes"]), (f"{TEMPORARY[0]}/d.log", [])])
+    def test_a_log_that_all_see_is_not_hidden(self, log, own):
+        """A /tmp of its own would hide the log that a member writes there."""
+        settings = settings_of()
+        members = tuple(
+            msgspec.structs.replace(one, log=log) for one in settings.deployment.members
+        )
+        deployment = msgspec.structs.replace(settings.deployment, members=members)
+
+        assert (
+            lines(unit(msgspec.structs.replace(settings, deployment=deployment)), "PrivateTmp")
+            == own
+        )
 
     def test_the_manager_of_a_user_needs_no_root(self):
         """It has no user to become and no file system to hide."""

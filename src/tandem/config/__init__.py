@@ -13,7 +13,7 @@ import msgspec
 
 from tandem.config.faults import Fault, instead
 from tandem.config.tables import TABLES, checked
-from tandem.config.topology import members_of, topology_faults
+from tandem.config.topology import members_of, prometheus_faults, topology_faults
 from tandem.errors import ConfigError
 from tandem.records import Launch, Member, Settings
 
@@ -51,11 +51,14 @@ def load(path: Path) -> Settings:
     faults += topology_faults(members, complete=not faults)
     faults += _scope_faults(settings["policy"])
     faults += _proof_faults(settings["verify"])
+    faults += prometheus_faults(settings["watch"])
     if faults:
         raise _refusal(path, faults)
     settings["deployment"]["members"] = [_placed(member, root) for member in members]
     document = settings["report"]["document"]
     settings["report"]["document"] = str(root / str(document))
+    if token := settings["watch"]["prometheus_token_file"]:
+        settings["watch"]["prometheus_token_file"] = str(root / str(token))
     return msgspec.convert({"root": str(root), **settings}, Settings)
 
 

@@ -65,6 +65,7 @@ class MemberTable(BaseModel):  # type: ignore[explicit-any]  # pydantic's own
     supervisor: str = "none"
     unit: Annotated[str, Field(pattern=UNIT_PATTERN)] | None = None
     container: Annotated[str, Field(pattern=CONTAINER_PATTERN)] | None = None
+    metrics_labels: dict[str, str] = {}
     log: str | None = None
     argv: _Words | None = None
     env: dict[str, str] = {}

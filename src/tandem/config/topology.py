@@ -5,8 +5,9 @@ Not for: types and unknown keys (`tables.py`).
 """
 
 import ipaddress
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from urllib.parse import SplitResult, urlsplit
 
 from tandem.config.faults import Fault, instead
@@ -15,6 +16,8 @@ from tandem.records import Launch, Member, Role
 
 ENGINES = {Role.PREFILL: ("sglang",), Role.DECODE: ("sglang",), Role.ROUTER: ("smg",)}
 """The adapters that speak to each role; the first is the default."""
+LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
+TOKENS = ("prometheus_token_file", "prometheus_token_variable")
 SUPERVISORS = ("local", "none")
 
 
@@ -48,6 +51,7 @@ def _member(table: MemberTable, key: str, faults: list[Fault]) -> Member:
     if table.argv:
         launch = Launch(argv=table.argv, env=table.env, cwd=table.cwd or ".")
     faults += _launch_faults(table, key)
+    faults += _label_faults(table, key)
     return Member(
         name=table.name,
         role=role,
@@ -60,6 +64,7 @@ def _member(table: MemberTable, key: str, faults: list[Fault]) -> Member:
         dp_size=table.dp_size,
         unit=_service(table.unit),
         container=table.container,
+        metrics_labels=table.metrics_labels,
         log=table.log,
     )
 
@@ -102,6 +107,32 @@ def _unsayable(table: MemberTable, key: str) -> Iterator[Fault]:
     for name in table.env:
         if not name or "=" in name or "\0" in name:
             yield Fault(f"{key}.env", name, "is no name of a variable", "use letters and `_`")
+
+
+def prometheus_faults(watch: Mapping[str, object]) -> Iterator[Fault]:
+    """What is wrong with `[watch] prometheus` and its token."""
+    url = str(watch.get("prometheus") or "")
+    given = [name for name in TOKENS if watch.get(name)]
+    if not url:
+        for name in given:
+            yield Fault(f"watch.{name}", None, "there is no Prometheus to show it to", "remove it")
+        return
+    split = _split(url)
+    example = "write it as http://127.0.0.1:9090"
+    if split.scheme not in ("http", "https") or not split.hostname:
+        yield Fault("watch.prometheus", url, "must be http(s)://HOST:PORT", example)
+    elif "@" in split.netloc or split.query:
+        wrong = "must hold no credentials and no query"
+        yield Fault("watch.prometheus", None, wrong, "give a prometheus_token_file")
+    if len(given) > 1:
+        yield Fault(f"watch.{given[1]}", None, f"{given[0]} is given too", "keep one of them")
+
+
+def _label_faults(table: MemberTable, key: str) -> Iterator[Fault]:
+    for name in table.metrics_labels:
+        if not LABEL.fullmatch(name):
+            wrong = "is no label of Prometheus"
+            yield Fault(f"{key}.metrics_labels", name, wrong, "use letters, digits and `_`")
 
 
 def topology_faults(members: list[Member], *, complete: bool) -> Iterator[Fault]:

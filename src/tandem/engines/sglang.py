@@ -7,7 +7,7 @@ flags (`sglang_traits.py`), how a pair is spoken to (`sglang_pair.py`).
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import aiohttp
@@ -70,15 +70,43 @@ class SglangEngine:
 
     async def observe(self, member: Member, timeout_s: float) -> Harvest:
         """Metrics and loads each time, server information when due; each failure is a record."""
+        return await self._look(member, timeout_s, self._page(member, timeout_s))
+
+    async def observe_live(self, member: Member, timeout_s: float) -> Harvest:
+        """The same without the metrics page."""
+        return await self._look(member, timeout_s, _nothing())
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """SGLang's names on the page."""
+        return names.METRIC_NAMES
+
+    def read_page(
+        self, member: Member, page: bytes | None, at: float, *, why: str = ""
+    ) -> tuple[Observation, ...]:
+        """Counters, and those queue gauges that live loads were not seen to give."""
+        got = Fetched(None if page is None else 200, page or b"", 0.0, why or None)
+        seen = names.witness("metrics", member.name, at)
+        frozen = self._memory.setdefault(member.name, _Memory()).told.frozen
+        left = names.load_names(member.role) if frozen is None else sorted(frozen)
+        reasons = dict.fromkeys(left, "no live endpoint gave it")
+        found = _counters(member, got, seen)
+        if got.ok:
+            return (*found, *names.gauges(got.body, reasons, seen))
+        return (*found, *(seen(name, missing=why) for name in reasons))
+
+    async def _look(
+        self, member: Member, timeout_s: float, asked: Awaitable[Fetched | None]
+    ) -> Harvest:
         memory = self._memory.setdefault(member.name, _Memory())
         at = self._now()
         ask_info = at >= memory.info_due_at
         page, live, info = await asyncio.gather(
-            self._page(member, timeout_s),
+            asked,
             self._loads(member, timeout_s),
             self._info(member, timeout_s) if ask_info else _nothing(),
         )
-        found = _counters(member, page, names.witness("metrics", member.name, at))
+        found = _counters(member, page, names.witness("metrics", member.name, at)) if page else []
         found += _queues(member, page, live, at)
         told = memory.told
         if not live.failed:
@@ -87,7 +115,8 @@ class SglangEngine:
         if info is not None:
             rows, told = _server_args(info, told, names.witness("server_info", member.name, at))
             found += rows
-        reached = page.status is not None and (info is None or info.status is not None)
+        answered = not live.failed if page is None else page.status is not None
+        reached = answered and (info is None or info.status is not None)
         if not reached:
             memory.info_due_at = at
         elif ask_info:
@@ -257,13 +286,15 @@ def _counters(member: Member, page: Fetched, seen: names.Seen) -> list[Observati
     return [seen(name, missing=why) for name in names.wanted(names.COUNTERS, member.role)]
 
 
-def _queues(member: Member, page: Fetched, live: _Loads, at: float) -> list[Observation]:
+def _queues(member: Member, page: Fetched | None, live: _Loads, at: float) -> list[Observation]:
     """Queue counts: live ones, and from the metrics page what live loads do not give."""
     seen = names.witness("loads", member.name, at)
     left = _left(member, live)
     found = [seen(v.LIVE_LOADS, live.path) if live.path else seen(v.LIVE_LOADS, missing=live.why)]
     wanted = names.load_names(member.role)
     found += [seen(one, live.given.numbers[one]) for one in wanted if one not in left]
+    if page is None:
+        return found
     if not page.ok:
         return [*found, *(seen(name, missing=why) for name, why in left.items())]
     # A member that lacks /v1/loads has old gauges at least; a trait says that they freeze.

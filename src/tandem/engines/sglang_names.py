@@ -49,13 +49,12 @@ _DECODE_ONLY = frozenset({v.PREALLOC_QUEUE_REQS, v.TRANSFER_QUEUE_REQS, v.RETRAC
 _PREFIX = "sglang:"
 _LATENCY_SUM = "sglang:kv_transfer_latency_ms_sum"
 _TTFT = "sglang:time_to_first_token_seconds"
-SCANNER = Scanner(
-    [
-        *(_PREFIX + name for names in (*COUNTERS.values(), *GAUGES.values()) for name in names),
-        _LATENCY_SUM,
-        f"{_TTFT}_bucket",
-    ]
+METRIC_NAMES = (
+    *(_PREFIX + name for names in (*COUNTERS.values(), *GAUGES.values()) for name in names),
+    _LATENCY_SUM,
+    f"{_TTFT}_bucket",
 )
+SCANNER = Scanner(METRIC_NAMES)
 _UNCOUNTED = _PREFIX + "num_prefill_prealloc_queue_reqs"
 """A gauge of those versions (0.5.6) that count no hand-offs at all."""
 TRANSFER_SCANNER = Scanner([_UNCOUNTED, *(_PREFIX + name for name in COUNTERS[v.TRANSFERS_TOTAL])])

@@ -15,6 +15,8 @@ TURNS_PER_WATCHDOG = 5.0
 MEMORY_MB = 512
 MEMORY_MB_PER_MEMBER = 4
 
+TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - what PrivateTmp hides
+
 Manager = Literal["system", "user"]
 
 
@@ -110,7 +112,7 @@ def _alone(settings: Settings, manager: Manager, writable: Sequence[Path]) -> li
         "ProtectSystem=strict",
         "ProtectHome=read-only",
         *(f"ReadWritePaths={_word(str(one), command=False)}" for one in kept),
-        "PrivateTmp=yes",
+        *_temporary(settings),
         "ProtectKernelTunables=yes",
         "ProtectKernelModules=yes",
         "ProtectKernelLogs=yes",
@@ -127,6 +129,13 @@ def _alone(settings: Settings, manager: Manager, writable: Sequence[Path]) -> li
         "SystemCallFilter=@system-service ptrace",
         "SystemCallErrorNumber=EPERM",
     ]
+
+
+def _temporary(settings: Settings) -> list[str]:
+    """A /tmp of its own, unless somebody logs into the one that all see."""
+    logs = [Path(one.log) for one in settings.deployment.members if one.log]
+    shared = any(Path(top) in log.parents for log in logs for top in TEMPORARY)
+    return [] if shared else ["PrivateTmp=yes"]
 
 
 def _plain(text: str) -> str:

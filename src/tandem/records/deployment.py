@@ -49,6 +49,8 @@ class Member(Record, frozen=True, kw_only=True):
     """Its systemd unit, where somebody said so; else found from its process."""
     container: str | None = None
     """The name of its container, where somebody said so; else found from its process."""
+    metrics_labels: dict[str, str] = {}
+    """Labels that its series have in `[watch] prometheus`; `instance` of its page unless given."""
     log: str | None = None
     """The file it logs to, where it is not the supervisor's."""
 

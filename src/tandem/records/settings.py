@@ -46,6 +46,10 @@ class WatchSettings(Record, frozen=True, kw_only=True):
     keep_hours: float = 48.0
     metrics_port: int = 0
     """Where the watch serves metrics of its own, on loopback; 0 serves none."""
+    prometheus: str = ""
+    """The root of a Prometheus server that scrapes the members, instead of scraping them."""
+    prometheus_token_file: str = ""
+    prometheus_token_variable: str = ""
 
 
 class EvidenceSettings(Record, frozen=True, kw_only=True):

@@ -47,7 +47,8 @@ _BREAKER_OPEN = 1.0
 """0 is closed; a half-open one (2) lets a request through."""
 _AGES = "smg_http_inflight_request_age_count"
 """Open requests by age; not cumulative: each is in the one bucket `gt` to `le` (seconds)."""
-SCANNER = Scanner((_REQUESTS, _RESPONSES, _ACTIVE, _BREAKER, _AGES))
+METRIC_NAMES = (_REQUESTS, _RESPONSES, _ACTIVE, _BREAKER, _AGES)
+SCANNER = Scanner(METRIC_NAMES)
 
 _COUNTED = (
     v.ROUTER_REQUESTS_TOTAL,
@@ -138,21 +139,7 @@ class SmgRouter:
 
     async def observe(self, member: Member, timeout_s: float) -> Harvest:
         """Workers and counters at once; a source that does not answer is a record."""
-        at = self._now()
-
-        def seen(
-            name: str, value: Value = None, *, label: str = "", missing: str | None = None
-        ) -> Observation:
-            return Observation(
-                source="router",
-                subject=member.name,
-                name=name,
-                at=at,
-                label=label,
-                value=value,
-                missing=missing,
-            )
-
+        seen = _witness(member, self._now())
         workers, page = await asyncio.gather(
             fetch(self._session, f"{member.url}/workers", timeout_s=timeout_s),
             fetch(
@@ -164,6 +151,24 @@ class SmgRouter:
             ),
         )
         return Harvest((*self._workers(workers, seen), *self._counters(page, seen)))
+
+    async def observe_live(self, member: Member, timeout_s: float) -> Harvest:
+        """Its workers; without the metrics page."""
+        seen = _witness(member, self._now())
+        workers = await fetch(self._session, f"{member.url}/workers", timeout_s=timeout_s)
+        return Harvest(tuple(self._workers(workers, seen)))
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The router's names on its page."""
+        return METRIC_NAMES
+
+    def read_page(
+        self, member: Member, page: bytes | None, at: float, *, why: str = ""
+    ) -> tuple[Observation, ...]:
+        """Requests, responses, active requests and breakers."""
+        got = Fetched(None if page is None else 200, page or b"", 0.0, why or None)
+        return tuple(self._counters(got, _witness(member, at)))
 
     def _workers(self, got: Fetched, seen: Callable[..., Observation]) -> list[Observation]:
         if not got.ok:
@@ -287,6 +292,25 @@ class SmgRouter:
                 return "default"
             self._models[member.name] = served[0].id
         return self._models[member.name]
+
+
+def _witness(member: Member, at: float) -> Callable[..., Observation]:
+    """Makes a maker of observations of this router: `seen(name, value, label=, missing=)`."""
+
+    def seen(
+        name: str, value: Value = None, *, label: str = "", missing: str | None = None
+    ) -> Observation:
+        return Observation(
+            source="router",
+            subject=member.name,
+            name=name,
+            at=at,
+            label=label,
+            value=value,
+            missing=missing,
+        )
+
+    return seen
 
 
 def _metrics_url(member: Member) -> str:

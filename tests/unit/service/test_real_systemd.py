@@ -1,7 +1,9 @@
 """The shipped unit under a real systemd: up when it has looked, restarted when it hangs or dies."""
 
 import asyncio
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from tandem.exports import watch_unit
 
 pytestmark = [pytest.mark.needs("systemd"), pytest.mark.timeout(60)]
 
+STACKS = "stacks.service"
 UNIT = "tandem-watch.service"
 UNTIL_S = 30.0
 PAIR = """
@@ -68,7 +71,9 @@ def booted():
         settings = load(folder / "tandem.toml")
         text = watch_unit(settings, config=folder / "tandem.toml", python=sys.executable)
         # As it is called in there.
-        machine.write(UNIT, text.replace(str(machine.root), ""))
+        text = text.replace(str(machine.root), "")
+        machine.write(UNIT, text)
+        machine.text = text
         (folder / "hangs.py").write_text(HANGS)
         quicker = QUICKER.format(source=tidy.ROOT / "src", python=sys.executable)
         machine.write(f"{UNIT}.d/quicker.conf", quicker)
@@ -119,3 +124,23 @@ class TestService:
         assert events
         assert "Fatal Python error: Aborted" in journal
         assert 'File "/run/pair/hangs.py", line 10 in tick' in journal  # where it hung
+
+    def test_in_its_bounds_stacks_can_be_taken(self, booted):
+        """The hardening lets py-spy look into another process of the same user."""
+        booted.write(
+            "engine.service",
+            f"[Service]\nExecStart={sys.executable} -c 'import time; time.sleep(999)'\n",
+        )
+        booted.run("systemctl", "start", "engine.service")
+        pid = booted.run("systemctl", "show", "--property=MainPID", "--value", "engine.service")
+        spy = Path(sys.executable).with_name("py-spy")
+        text = re.sub(
+            r"(?m)^ExecStart=.*$", f"ExecStart={spy} dump --pid {pid.strip()}", booted.text
+        )
+        text = (
+            re.sub(r"(?m)^(Type|WatchdogSec|Restart)=.*$", "", text) + "\n[Service]\nType=oneshot\n"
+        )
+        booted.write(STACKS, text)
+        booted.run("systemctl", "start", STACKS)
+
+        assert "<module>" in booted.run("journalctl", "--unit", STACKS, "--output=cat")
