@@ -247,3 +247,16 @@ def failing_handoffs() -> Scene:
     scene.prefill.fails = scene.decode.fails = lambda second: float(second % 4 == 0)
     scene.probes[CELL] = "failed"
     return scene.run(30)
+
+
+def paused_decode(seconds: int = 14) -> Scene:
+    """Somebody stopped the decode's process: it holds what it has and answers nothing."""
+    scene = still(serving())
+    scene.decode.health = None
+    scene.prefill.queues = {"bootstrap": 3.0}
+    scene.offered, scene.active = 0.0, 3.0
+    scene.probes = dict.fromkeys(scene.probes, "stuck")
+    for _ in range(seconds):
+        scene.run(1)
+        scene.see("process", DECODE, v.PROCESS_STATE, "T")
+    return scene

@@ -11,6 +11,7 @@ from tandem.diagnose import diagnose
 from tandem.failures import discover
 from tandem.plan import plan_repair
 from tandem.records import Incident, Policy, Thresholds
+from tandem.records import vocabulary as v
 from tandem.report import render
 
 SCOPES = {
@@ -78,3 +79,26 @@ def test_the_incident_teaches_not_to_restart_decode_alone():
 
     assert "1. Never restart decode-0 alone against a long-running prefill-0" in text
     assert "if it recurs without what is implicated here (restarts of decode-0)" in text
+
+
+def test_a_paused_member_is_never_restarted():
+    """What lets it go on is said instead of any step, even where a failure mode fits."""
+    plan, incident, _ = judged_and_planned(faults.paused_decode)
+
+    assert incident.finding.kind == "member-paused"
+    assert incident.diagnosis.cause == "dead-worker"
+    assert (plan.scope, plan.steps) == ("nothing", ())
+    assert "`kill -CONT" in plan.because
+    assert "Do that first" in plan.because
+
+
+def test_a_pause_told_as_a_stall_is_no_restart_either():
+    """The state of the process decides, whatever the finding is called."""
+    facts = facts_of(faults.paused_decode)
+    [finding] = detect(facts.without(v.PROCESS_STATE), (), Thresholds())
+    diagnosis = diagnose(facts, (finding,), discover(), None)
+    plan = plan_repair(diagnosis, finding, facts, Policy())
+
+    assert finding.kind == "member-down"
+    assert plan.steps == ()
+    assert "is stopped (state T): `kill -CONT" in plan.because

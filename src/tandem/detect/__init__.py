@@ -15,6 +15,7 @@ import msgspec
 from tandem.detect.candidate import Candidate
 from tandem.detect.corrupted import corrupted
 from tandem.detect.down import away
+from tandem.detect.headless import headless
 from tandem.detect.health import lying
 from tandem.detect.partial import partial
 from tandem.detect.paused import paused
@@ -50,6 +51,7 @@ Rule = Callable[[Facts, Thresholds], list[Candidate]]
 RULES: tuple[Rule, ...] = (
     lambda facts, _: paused(facts),
     lambda facts, _: restarting(facts),
+    lambda facts, _: headless(facts),
     away,
     silent,
     partial,

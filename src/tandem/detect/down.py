@@ -7,6 +7,7 @@ held (`paused`), nor one that answers but makes no progress (`silent`).
 from tandem import signs
 from tandem.detect.asked import Asked, asked
 from tandem.detect.candidate import Candidate, client, server
+from tandem.detect.ends import last_end
 from tandem.facts import Facts
 from tandem.records import Incarnation, Member, Role, Thresholds, Witness
 from tandem.records import vocabulary as v
@@ -46,6 +47,9 @@ def _down(facts: Facts, member: Member, thresholds: Thresholds) -> Candidate | N
         return None
     if heard.refused:
         witnesses.insert(0, unanswered(facts, member, heard))
+    ended = last_end(facts, member.name, onset_at) if gone else None
+    if ended is not None:
+        witnesses.append(ended)
     unrouted = _unrouted(facts, member)
     if unrouted is not None:
         witnesses.append(unrouted)

@@ -6,6 +6,7 @@ length, then cleared or escalated). Not for: a restart as such, which is no faul
 
 from tandem import signs
 from tandem.detect.candidate import Candidate, client, server
+from tandem.detect.ends import crashes, last_end, restarted_by
 from tandem.facts import Facts
 from tandem.records import Change, Member, Path, Role, Thresholds, Witness
 from tandem.records import vocabulary as v
@@ -50,7 +51,7 @@ def _recent(facts: Facts, within_s: float) -> dict[str, list[Change]]:
 def _loop(facts: Facts, member: Member, restarts: list[Change]) -> Candidate | None:
     if facts.now - restarts[-1].at > OVER_S:
         return None
-    crashed = _unserved(facts, member, restarts)
+    crashed = _crashed(facts, member, restarts) or _unserved(facts, member, restarts)
     actionable = crashed is not None
     if not actionable and len(restarts) < RESTARTS_MIN:
         return None
@@ -63,17 +64,32 @@ def _loop(facts: Facts, member: Member, restarts: list[Change]) -> Candidate | N
             if seen is not None
         ),
     )
-    witnesses: tuple[Witness, ...] = (lives,) if crashed is None else (crashed, lives)
-    why = crashed.statement if crashed is not None else "who restarts it is not known"
+    by = restarted_by(facts, member.name)
+    witnesses = tuple(one for one in (crashed, lives, by) if one is not None)
+    why = " and ".join(one.statement for one in (crashed, by) if one is not None)
     return Candidate(
         kind="member-restarting",
         subject=member.name,
         members=(member.name,),
         onset_at=restarts[0].at,
-        summary=f"{member.name} does not stay up: {lives.statement}; {why}",
+        summary=f"{member.name} does not stay up: {lives.statement}; "
+        f"{why or 'who restarts it is not known'}",
         witnesses=witnesses,
         actionable=actionable,
         outlives=True,
+    )
+
+
+def _crashed(facts: Facts, member: Member, restarts: list[Change]) -> Witness | None:
+    """Ends that nobody asked for, of as many lives."""
+    seen = crashes(facts, member.name, restarts[0].at - OVER_S)
+    if len(seen) < CRASHES_MIN:
+        return None
+    last = last_end(facts, member.name, seen[-1].at)
+    how = last.statement.removeprefix("it ended with ") if last else f"exit code {seen[-1].value}"
+    return server(
+        f"{len(seen)} of its lives crashed, the last with {how}",
+        tuple(one.id for one in seen[-CRASHES_MIN:]),
     )
 
 

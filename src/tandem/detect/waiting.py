@@ -12,6 +12,8 @@ from tandem.records import vocabulary as v
 
 PROBE_FRESH_S = 20.0
 """A probe's answer older than this (four intervals of the default) speaks of the past."""
+OLD_S = 30.0
+"""A request this old is an outlier; routers tell ages no finer."""
 OVERDUE = ("late", "stuck")
 
 
@@ -66,7 +68,10 @@ def open_requests(facts: Facts, router: str, thresholds: Thresholds) -> Witness 
 
 
 def backlog(facts: Facts, window_s: float) -> Witness | None:
-    """A router's testimony that requests minus responses never returned to zero."""
+    """A router's testimony that requests minus responses never returned to zero.
+
+    Or of the age of its oldest open request, which only long generations reach otherwise.
+    """
     since = facts.now - window_s
     for router in facts.deployment.of(Role.ROUTER):
         asked = facts.numbers(router.name, v.ROUTER_REQUESTS_TOTAL, since=since - window_s)
@@ -84,6 +89,13 @@ def backlog(facts: Facts, window_s: float) -> Witness | None:
                 f"{router.name}'s requests minus its responses were never below {least:.0f} "
                 f"in the last {window_s:.0f} s",
                 (over[0].id, over[-1].id),
+            )
+        age = facts.latest(router.name, v.ROUTER_REQUEST_AGE_S)
+        if age is None or facts.now - age.at > PROBE_FRESH_S:
+            continue
+        if isinstance(age.value, int | float) and age.value >= max(window_s, OLD_S):
+            return client(
+                f"{router.name}'s oldest open request is older than {age.value:.0f} s", (age.id,)
             )
     return None
 

@@ -14,6 +14,9 @@ from tandem.records import vocabulary as v
 LADDER = ("nothing", "router", "engine", "pair", "role", "all")
 """Smallest first. `config` stands beside it: an exact edit, never applied without approval."""
 
+PAUSED = "member-paused"
+"""A finding that names what ends it, which is never a restart."""
+STOPPED = "T"
 BAD_PROBES = ("late", "failed", "stuck")
 DECODE_WAITS = (v.TRANSFER_QUEUE_REQS, v.PREALLOC_QUEUE_REQS)
 
@@ -31,6 +34,8 @@ def choose(case: Case) -> Choice:
     """The smallest rung that the leading mode and the traits allow, with its members."""
     if case.finding is not None and not case.finding.actionable:
         return Choice("nothing", because=f"{case.finding.summary}: told, never repaired.")
+    if (paused := _paused(case)) is not None:
+        return Choice("nothing", because=paused)
     if case.diagnosis.verdict == "undetermined":
         look = case.diagnosis.next_observation or "collect more evidence"
         return Choice(
@@ -40,6 +45,21 @@ def choose(case: Case) -> Choice:
     if case.diagnosis.verdict == "none" or case.leading is None:
         return Choice("nothing", because="No failure mode explains a fault here.")
     return _rung(case, case.leading)
+
+
+def _paused(case: Case) -> str | None:
+    """What ends a pause; a restart before that would lose what the member holds."""
+    first = "Do that first: a restart would lose what it holds"
+    if case.finding is not None and case.finding.kind == PAUSED:
+        return f"{case.finding.summary}. {first}"
+    for member in (one for role in Role for one in case.sick(role)):
+        seen = case.facts.latest(member.name, v.PROCESS_STATE)
+        if seen is not None and seen.value == STOPPED:
+            life = case.facts.incarnation(member.name)
+            pid = life.pid if life is not None and life.pid is not None else "PID"
+            said = f"The process of {member.name} is stopped (state T)"
+            return f"{said}: `kill -CONT {pid}` lets it go on. {first}{cite([seen.id])}"
+    return None
 
 
 def _rung(case: Case, mode: ModeVerdict) -> Choice:
