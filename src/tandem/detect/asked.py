@@ -40,10 +40,15 @@ class Asked(NamedTuple):
 
 def asked(facts: Facts, member: Member) -> Asked:
     """Look through everything that only an answer of this member can bring."""
-    series = [facts.rows(member.name, name) for name in HTTP_NAMES[member.role]]
+    things = [(name, "") for name in HTTP_NAMES[member.role]]
     if member.role is Role.ROUTER:
         workers = [one.name for one in facts.deployment.members if one.role is not Role.ROUTER]
-        series += [facts.rows(member.name, v.WORKER_HEALTHY, name) for name in ("", *workers)]
+        things += [(v.WORKER_HEALTHY, name) for name in ("", *workers)]
+    newest = [facts.last(member.name, name, label) for name, label in things]
+    seen_last = [seen for seen in newest if seen is not None]
+    if seen_last and all(seen.missing is None for seen in seen_last):
+        return Asked(max(seen.at for seen in seen_last), [])
+    series = [facts.rows(member.name, name, label) for name, label in things]
     answered_at = max((_answered_at(rows) for rows in series), default=float("-inf"))
     failed: list[Observation] = []
     for rows in series:

@@ -25,8 +25,10 @@ def headless(facts: Facts) -> list[Candidate]:
 
 def scheduler_states(facts: Facts, member: str) -> dict[str, list[Observation]]:
     """The looks at the state of each scheduler process of the present life, by its pid."""
+    if facts.last(member, v.CHILDREN) is None:
+        return {}
     life = facts.incarnation(member)
-    if life is None or facts.last(member, v.CHILDREN) is None:
+    if life is None:
         return {}
     found = {}
     for pid in facts.labels(member, v.CHILD_STATE):
@@ -40,12 +42,10 @@ def scheduler_states(facts: Facts, member: str) -> dict[str, list[Observation]]:
 
 
 def _headless(facts: Facts, engine: Member) -> Candidate | None:
-    alive = facts.latest(engine.name, v.ALIVE)
-    if alive is None or alive.value is not True or facts.now - alive.at > signs.LOOK_FRESH_S:
-        return None
     states = scheduler_states(facts, engine.name)
     ended = {pid: first for pid, rows in states.items() if (first := _ended(rows)) is not None}
-    if not ended:
+    alive = facts.latest(engine.name, v.ALIVE) if ended else None
+    if alive is None or alive.value is not True or facts.now - alive.at > signs.LOOK_FRESH_S:
         return None
     pid, first = min(ended.items(), key=lambda item: item[1].at)
     role = facts.latest(engine.name, v.CHILD_ROLE, pid)

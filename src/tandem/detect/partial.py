@@ -39,12 +39,15 @@ def partial(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
         and (found := _held_by_prefill(facts, one.name, thresholds))
     ]
     told = {name for one in held for name in one.members}
+    waiting = {
+        one.name
+        for one in facts.deployment.of(Role.DECODE)
+        if one.name not in told and signs.holds(facts, one.name, (v.TRANSFER_QUEUE_REQS,))
+    }
     waited = [
         found
         for cell in facts.deployment.cells()
-        if cell.decode not in told
-        and signs.holds(facts, cell.decode, (v.TRANSFER_QUEUE_REQS,))
-        and (found := _waited_by_decode(facts, cell, thresholds))
+        if cell.decode in waiting and (found := _waited_by_decode(facts, cell, thresholds))
     ]
     return [joined(facts, group, "stall in part") for group in (held, _per_decode(waited)) if group]
 

@@ -25,13 +25,16 @@ RESTART_SHADOW_S = 15.0
 
 def failing(facts: Facts) -> list[Candidate]:
     """Every cell whose hand-offs keep failing while nobody restarts or aborts."""
-    cells = facts.deployment.cells()
-    return [found for cell in cells if (found := _rising(facts, cell))]
+    counting = {one.name for one in facts.deployment.members if _counts(facts, one.name)}
+    cells = facts.deployment.cells() if counting else ()
+    return [
+        found
+        for cell in cells
+        if counting & {cell.prefill, cell.decode} and (found := _rising(facts, cell))
+    ]
 
 
 def _rising(facts: Facts, cell: Path) -> Candidate | None:
-    if not any(_counts(facts, name) for name in (cell.prefill, cell.decode)):
-        return None
     sides = {name: _rises(facts, cell, name) for name in (cell.prefill, cell.decode)}
     count = {name: sum(by for _, by in rises) for name, rises in sides.items()}
     loud = max(count, key=lambda name: (count[name], name))
