@@ -38,6 +38,7 @@ SOON_S = 1.0
 HOLD_S = 3600.0
 """How long a late probe is kept open when nothing ends it; after that it is abandoned."""
 
+LONG_PAGES = 4
 LONG_PATIENCE = 3.0
 """How many deadlines a long probe has: its prompt takes longer to compute."""
 PER_RANK = 4
@@ -146,6 +147,8 @@ class ProbeSource:
         self._owed: list[bool] = []
         """Probes that a restart asks for, whether each is a long one; traffic is none of them."""
         self._sent, self._tokens = 0, 0
+        self._tokens_per_word = 1.0
+        """As the answer to the last short probe says; vocabularies of bytes have five."""
         self._answers = Answers()
 
     async def collect(self) -> Harvest:
@@ -235,8 +238,9 @@ class ProbeSource:
         words = max(self._settings.prompt_tokens, least)
         if long:
             room = [self._knows.context_tokens(name) for name in self._engines]
-            most = min((one // 2 for one in room if one), default=self._settings.long_prompt_tokens)
-            words = max(words, min(self._settings.long_prompt_tokens, most))
+            wanted = max(self._settings.long_prompt_tokens, LONG_PAGES * max(pages, default=0))
+            wanted = min([wanted, *(one // 2 for one in room if one)])
+            words = max(words, int(wanted / self._tokens_per_word))
         return words
 
     def _lives(self) -> tuple[str | None, ...]:
@@ -284,6 +288,9 @@ class ProbeSource:
         self._tokens += end.prompt_tokens + len(end.token_ids) if end.token_ids else out.tokens
         if end.status != "completed":
             return self._failed(out, end)
+        if not out.long:
+            asked = out.tokens - self._settings.output_tokens
+            self._tokens_per_word = max(1.0, end.prompt_tokens / asked)
         if self._owed and self._owed[0] == out.long:
             self._owed.pop(0)
             self.interval_s = SOON_S if self._owed else self._every_s

@@ -34,8 +34,8 @@ class ProbeSettings(Record, frozen=True, kw_only=True):
     interval_s: float = 5.0
     deadline_s: float = 5.0
     prompt_tokens: int = 24
-    long_prompt_tokens: int = 512
-    """Of the one long probe after a restart; less where half the context is less."""
+    long_prompt_tokens: int = 256
+    """Of the one long probe after a restart: four KV pages at least, half the context at most."""
     output_tokens: int = 2
 
 

@@ -172,7 +172,7 @@ class TestSizes:
 
         assert len(bench.path.sent[0].split()) == words
 
-    @pytest.mark.parametrize(("context", "words"), [(None, 512), (4096, 512), (600, 300)])
+    @pytest.mark.parametrize(("context", "words"), [(None, 256), (4096, 256), (400, 200)])
     async def test_after_a_restart_one_short_and_one_long_probe_are_owed(self, context, words):
         """Both are sent soon, whatever traffic flows; then probes are short again."""
         bench = Bench(
@@ -189,6 +189,17 @@ class TestSizes:
         assert [len(text.split()) for text in bench.path.sent] == [24, 24, words]
         assert (said[v.PROBE], soon, long[v.PROBE]) == ("completed", 1.0, "completed")
         assert idle == {}
+
+    async def test_a_long_probe_counts_tokens_and_not_words(self, bench):
+        """Where a word is many tokens, as the short probe's answer told, fewer words are sent."""
+        bench.path.completion = dataclasses.replace(DONE, prompt_tokens=24 * 5)
+        bench.path.end.set()
+        await bench.look()
+        bench.live("decode-0", "d2")
+        await bench.look()
+        await bench.long_look()
+
+        assert len(bench.path.sent[-1].split()) == 256 // 5
 
     async def test_a_late_long_probe_is_an_overdue_path(self, bench):
         """It has three deadlines; then the path's own word is late as well, and it stays alone."""
