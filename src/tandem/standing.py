@@ -36,6 +36,11 @@ from tandem.unfinished import unfinished
 NEVER_DECODE_ALONE = "never restart decode alone against a prefill that keeps running"
 NEVER_INTERFERE = "start and stop nothing by hand until it ends"
 READY_TIMEOUT_S = 2.0
+HAND_OFFS = {
+    Role.PREFILL: (v.BOOTSTRAP_QUEUE_REQS, v.INFLIGHT_QUEUE_REQS),
+    Role.DECODE: (v.PREALLOC_QUEUE_REQS, v.TRANSFER_QUEUE_REQS),
+}
+"""Queues that a stall fills, and traffic only for a moment."""
 STRANGER_TIMEOUT_S = 1.0
 RESTART_MARGIN_S = 45.0
 """What stopping and starting one member may take beyond its grace."""
@@ -237,6 +242,9 @@ async def status(parts: Parts) -> Status:
         command = "tandem investigate"
     elif not watched:
         state, summary, command = "unwatched", f"{name} is up and nobody watches it", "tandem watch"
+        if held := await _held(parts):
+            # Whether it moves takes a longer look than this word may take.
+            summary, command = f"{summary}; {held}: do they move?", "tandem investigate"
     return Status(
         deployment=name,
         state=state,
@@ -271,6 +279,27 @@ def _pending(
     lives = {one.name: one.incarnation for one in members}
     known = newest.finding.incarnations.items()
     return newest if all(lives.get(name) in (life, None) for name, life in known) else None
+
+
+async def _held(parts: Parts) -> str:
+    """Requests that wait for a hand-off at this moment, and where; empty when none do."""
+    found = []
+    for role, names in HAND_OFFS.items():
+        for member in parts.settings.deployment.of(role):
+            engine = parts.hands.engines.get(member.engine)
+            if engine is None:
+                continue
+            seen = await engine.observe(member, READY_TIMEOUT_S)
+            levels = [
+                int(one.value)
+                for one in seen.observations
+                if one.source == "loads"
+                and one.name in names
+                and isinstance(one.value, int | float)
+            ]
+            if sum(levels):
+                found.append(f"{sum(levels)} requests wait for a hand-off on {member.name}")
+    return " and ".join(found)
 
 
 def _never(parts: Parts, state: str) -> str:

@@ -70,6 +70,22 @@ def room(tmp_path):
     found.store.close()
 
 
+def waiting_for(world, name, held):
+    """Give a look at a world in which one member's inflight queue holds some requests."""
+
+    def observed(member, *_):
+        row = Observation(
+            source="loads",
+            subject=member.name,
+            name=v.INFLIGHT_QUEUE_REQS,
+            at=world.clock.now(),
+            value=held if member.name == name else 0,
+        )
+        return Harvest(observations=(row,))
+
+    return observed
+
+
 def step(name):
     """Give a step of a plan; what it does is not looked at here."""
     return Step(
@@ -303,6 +319,15 @@ class TestStatus:
 
         assert (said.state, said.next_command) == ("unwatched", "tandem watch")
         assert "never restart decode alone" in said.never
+
+    async def test_unwatched_with_requests_held(self, room, monkeypatch):
+        """Hand-offs that wait while nobody watches: looking into them is next, not watching."""
+        room.world.run()
+        monkeypatch.setattr(room.world, "observed", waiting_for(room.world, "prefill-0", 8))
+        said = await status(room.parts)
+
+        assert (said.state, said.next_command) == ("unwatched", "tandem investigate")
+        assert "8 requests wait for a hand-off on prefill-0: do they move?" in said.summary
 
     async def test_serving(self, room):
         """All up and watched."""
