@@ -23,7 +23,7 @@ POLL_S_MAX = 0.05
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"})
 
 PURE_NAMES = (
-    *("errors", "records", "facts", "signs", "lost", "failures"),
+    *("errors", "records", "series", "facts", "signs", "lost", "failures"),
     *("detect", "diagnose", "plan", "report"),
 )
 """The modules of `tandem` that judge, or hold what is judged; `.importlinter` lists them too."""

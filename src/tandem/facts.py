@@ -5,23 +5,14 @@ flat, what never reached zero). Not for: judging, I/O, or the time of day: `now`
 """
 
 import itertools
+import math
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tandem.records import Change, Deployment, Incarnation, Observation, Trait, Value
+from tandem.records import Change, Deployment, Incarnation, Observation, Trait
 from tandem.records import vocabulary as v
-
-Key = tuple[str, str, str]
-
-
-class Sample(NamedTuple):
-    """One number seen at one time, and the observation that holds it."""
-
-    at: float
-    value: float
-    id: int
+from tandem.series import Columns, Key, Sample, Series, number
 
 
 class Reading(NamedTuple):
@@ -29,16 +20,6 @@ class Reading(NamedTuple):
 
     value: float
     evidence: tuple[int, ...]
-
-
-def _when(sample: Sample) -> float:
-    return sample.at
-
-
-def _number(value: Value) -> float | None:
-    if isinstance(value, bool):
-        return float(value)
-    return float(value) if isinstance(value, int | float) else None
 
 
 class Facts:
@@ -61,48 +42,113 @@ class Facts:
         self.now = now
         self.changes = tuple(sorted(changes, key=lambda change: (change.at, change.id)))
         self.traits = tuple(traits)
-        index: dict[Key, list[Observation]] = defaultdict(list)
-        for seen in observations:
-            index[seen.subject, seen.name, seen.label].append(seen)
-        for rows in index.values():
-            rows.sort(key=lambda seen: (seen.at, seen.id))
-        self._index = dict(index)
+        self._columns = Columns(observations)
         self._by_id: dict[int, Observation] | None = None
-        self._numbers: dict[tuple[Key, str | None], list[Sample]] = {}
+        self._since = float("-inf")
         self._until = float("inf")
+        self._newest_id: float = float("inf")
+        self._lasting: frozenset[str] = frozenset()
+
+    @classmethod
+    def over(
+        cls,
+        deployment: Deployment,
+        columns: Columns,
+        *,
+        now: float,
+        since: float,
+        newest_id: int,
+        lasting: frozenset[str] = frozenset(),
+        changes: Iterable[Change] = (),
+        traits: Iterable[Trait] = (),
+    ) -> "Facts":
+        """The facts of a window that moves on: rows at or after `since`, ids up to `newest_id`.
+
+        Of `lasting` names the newest row counts however old it is. The same answers as from those
+        rows given one by one, at the cost of what is asked; what is added later is not seen.
+        """
+        facts = cls(deployment, (), now=now, changes=changes, traits=traits)
+        facts.__bound(columns.as_they_are(), since, float("inf"), newest_id, lasting)
+        return facts
+
+    def __bound(
+        self,
+        columns: Columns,
+        since: float,
+        until: float,
+        newest_id: float,
+        lasting: frozenset[str],
+    ) -> None:
+        self._columns = columns
+        self._since, self._until = since, until
+        self._newest_id, self._lasting = newest_id, lasting
 
     def at(self, moment: float) -> "Facts":
         """The same facts as they stood at an earlier moment: nothing later is seen."""
-        view = Facts(self.deployment, (), now=moment, traits=self.traits)
-        view.changes = tuple(change for change in self.changes if change.at <= moment)
-        view._index = self._index
-        view._numbers = self._numbers
-        view._until = moment
+        changes = [change for change in self.changes if change.at <= moment]
+        view = Facts(self.deployment, (), now=moment, changes=changes, traits=self.traits)
+        view.__bound(self._columns, self._since, moment, self._newest_id, self._lasting)
         return view
+
+    def _series(self, key: Key) -> Series | None:
+        """The rows of one thing without those that came after this window was taken."""
+        series = self._columns.series.get(key)
+        if series is None or series.rows[-1].id <= self._newest_id:
+            return series
+        kept = [seen for seen in series.rows if seen.id <= self._newest_id]
+        return Series(kept) if kept else None
+
+    def _first(self, key: Key, series: Series) -> int:
+        """Where this window begins in the rows of one thing; past their end when it has none."""
+        ats = series.ats
+        if ats[0] >= self._since:
+            return 0
+        first = bisect_left(ats, self._since)
+        return first - 1 if first == len(ats) and key[1] in self._lasting else first
 
     def rows(self, subject: str, name: str, label: str = "") -> list[Observation]:
         """Every observation of one thing, oldest first, those that saw nothing included."""
-        rows = self._index.get((subject, name, label), [])
-        if not rows or rows[-1].at <= self._until:
-            return rows
-        return rows[: bisect_right(rows, self._until, key=lambda seen: seen.at)]
+        key = (subject, name, label)
+        series = self._series(key)
+        if series is None:
+            return []
+        first = self._first(key, series)
+        if series.ats[-1] <= self._until:
+            return series.rows[first:]
+        return series.rows[first : bisect_right(series.ats, self._until)]
 
     def labels(self, subject: str, name: str) -> tuple[str, ...]:
         """The labels under which a name was observed of a subject, sorted."""
-        found = {label for (who, what, label) in self._index if (who, what) == (subject, name)}
-        return tuple(sorted(found))
+        known = self._columns.labels.get((subject, name), ())
+        return tuple([label for label in known if self._has((subject, name, label))])
 
     def subjects(self, name: str) -> tuple[str, ...]:
         """Every subject of which a name was observed, sorted."""
-        return tuple(sorted({who for (who, what, _) in self._index if what == name}))
+        pairs = [pair for pair in self._columns.labels if pair[1] == name]
+        return tuple(sorted({pair[0] for pair in pairs if self.labels(*pair)}))
+
+    def _has(self, key: Key) -> bool:
+        series = self._series(key)
+        if series is None:
+            return False
+        return series.ats[-1] >= self._since or key[1] in self._lasting
 
     def last(self, subject: str, name: str, label: str = "") -> Observation | None:
         """The newest observation of a thing, even when it saw nothing."""
-        rows = self.rows(subject, name, label)
-        return rows[-1] if rows else None
+        key = (subject, name, label)
+        series = self._series(key)
+        if series is None:
+            return None
+        end = len(series.ats)
+        if series.ats[-1] > self._until:
+            end = bisect_right(series.ats, self._until)
+        return series.rows[end - 1] if end > self._first(key, series) else None
 
     def latest(self, subject: str, name: str, label: str = "") -> Observation | None:
         """The newest observation that has a value."""
+        seen = self.last(subject, name, label)
+        if seen is None or seen.missing is None:
+            return seen
         rows = self.rows(subject, name, label)
         return next((seen for seen in reversed(rows) if seen.missing is None), None)
 
@@ -120,17 +166,25 @@ class Facts:
         `source` keeps those of one collector: a gauge by `loads` is live, one by `metrics` may be
         frozen (sglang-pd-protocol, freshness of gauges).
         """
-        key = ((subject, name, label), source)
-        samples = self._numbers.get(key)
-        if samples is None:
-            samples = [
-                Sample(seen.at, number, seen.id)
-                for seen in self._index.get(key[0], ())
-                if source in (None, seen.source) and (number := _number(seen.value)) is not None
-            ]
-            self._numbers[key] = samples
-        first = 0 if since is None else bisect_left(samples, since, key=_when)
-        return samples[first : bisect_right(samples, self._until, key=_when)]
+        key = (subject, name, label)
+        series = self._series(key)
+        if series is None:
+            return []
+        samples = series.numbers(source)
+        if not samples:
+            return []
+        first = self._first(key, series)
+        begin = series.ats[first] if first < len(series.ats) else math.inf
+        if begin < self._since:
+            # The one row that lasts, and none that was seen in the same look before it.
+            samples = [one for one in samples[-1:] if one.id == series.rows[first].id]
+        if since is not None and since > begin:
+            begin = since
+        if begin > series.ats[0]:
+            samples = samples[bisect_left(samples, (begin,)) :]
+        if samples and samples[-1].at > self._until:
+            samples = samples[: bisect_left(samples, (math.nextafter(self._until, math.inf),))]
+        return samples
 
     def floor(self, subject: str, name: str, label: str = "", *, window_s: float) -> Reading | None:
         """The lowest number over the last `window_s`; None when the window is not covered.
@@ -195,20 +249,25 @@ class Facts:
     def observation(self, cited: int) -> Observation | None:
         """The observation of one id, as evidence lists cite it; None when it is not in here."""
         if self._by_id is None:
-            self._by_id = {seen.id: seen for rows in self._index.values() for seen in rows}
+            self._by_id = {
+                seen.id: seen
+                for key, series in self._columns.series.items()
+                for seen in series.rows[self._first(key, series) :]
+                if seen.id <= self._newest_id
+            }
         return self._by_id.get(cited)
 
     def incarnation(self, member: str) -> Incarnation | None:
         """The member's present life as last observed by the process collector."""
         started = self.latest(member, v.STARTED_AT)
-        number = None if started is None else _number(started.value)
-        if started is None or number is None or started.incarnation is None:
+        begun = None if started is None else number(started.value)
+        if started is None or begun is None or started.incarnation is None:
             return None
         pid = self.latest(member, v.PID)
-        pid_number = None if pid is None else _number(pid.value)
+        pid_number = None if pid is None else number(pid.value)
         return Incarnation(
             id=started.incarnation,
-            started_at=number,
+            started_at=begun,
             pid=None if pid_number is None else int(pid_number),
         )
 
@@ -237,6 +296,15 @@ class Facts:
     def without(self, *names: str) -> "Facts":
         """The same facts with some observation names removed: for asking what they decided."""
         view = Facts(self.deployment, (), now=self.now, changes=self.changes, traits=self.traits)
-        view._until = self._until
-        view._index = {key: rows for key, rows in self._index.items() if key[1] not in names}
+        columns = self._columns.as_they_are()
+        columns.series = {
+            key: series for key, series in columns.series.items() if key[1] not in names
+        }
+        columns.labels = {
+            pair: labels for pair, labels in columns.labels.items() if pair[1] not in names
+        }
+        view.__bound(columns, self._since, self._until, self._newest_id, self._lasting)
         return view
+
+
+__all__ = ["Facts", "Key", "Reading", "Sample"]

@@ -8,7 +8,8 @@ Pure: everything is read from a `Facts` window, at its `now`.
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from tandem.facts import Facts, Reading, Sample
@@ -156,6 +157,28 @@ def beyond_health(facts: Facts, member: str, window_s: float) -> Reading | None:
         return tokens
     allowed = HEALTH_TOKENS_PER_S * window_s + HEALTH_TOKENS_SLACK
     return Reading(max(0.0, tokens.value - allowed), tokens.evidence)
+
+
+def computing(
+    facts: Facts, member: str, since: float, step_s: float
+) -> Callable[[float], bool | None]:
+    """Says of a moment at or after `since` whether the engine was in a step of its own work then.
+
+    Seen from what its counter of tokens grew by, beyond health checks, within `step_s` of that
+    moment; None when that is not known yet, or not at all.
+    """
+    samples = facts.numbers(member, v.PROGRESS_TOKENS_TOTAL, since=since)
+    times = [sample.at for sample in samples]
+    allowed = HEALTH_TOKENS_PER_S * step_s + HEALTH_TOKENS_SLACK
+
+    def at(moment: float) -> bool | None:
+        first = bisect_left(times, moment)
+        later = bisect_left(times, moment + step_s)
+        if first >= len(times) or later >= len(times):
+            return None
+        return samples[later].value - samples[first].value > allowed
+
+    return at
 
 
 def busy(facts: Facts, member: str, window_s: float) -> Reading | None:

@@ -258,7 +258,11 @@ class TestFacts:
                 answers.append(fresh.facts(now=now, window_s=window_s))
 
         indexes = [
-            {key: sorted(row.id for row in rows) for key, rows in facts._index.items() if rows}
+            {
+                key: [row.id for row in rows]
+                for key in facts._columns.series
+                if (rows := facts.rows(*key))
+            }
             for facts in answers
         ]
         assert indexes[0] == indexes[1]

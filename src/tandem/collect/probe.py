@@ -161,6 +161,8 @@ class ProbeSource:
         if self._out is not None:
             settled = await self._settle(self._out)
             if self._out is not None:
+                # Its end says that the path moves: that must not come late.
+                self.interval_s = SOON_S
                 return Harvest(tuple(settled))
         if (unknown := self._untold()) is not None:
             # Nothing seen is no "off": it must not hide what a probe said a moment ago.

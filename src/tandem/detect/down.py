@@ -14,6 +14,11 @@ from tandem.records import vocabulary as v
 
 STARTING_S = 60.0
 """A process this young may still be loading its model."""
+LOADING_S = 900.0
+"""So may this one, while it works: hundreds of gigabytes take minutes."""
+LOADS_S = 30.0
+"""It works when it computed, or came to hold more memory, within so long."""
+LOADED_BYTES_MIN = 64e6
 REFUSALS_MIN = 3
 
 
@@ -29,7 +34,7 @@ def _down(facts: Facts, member: Member, thresholds: Thresholds) -> Candidate | N
     if gone is None and not heard.refused:
         return None
     life = facts.incarnation(member.name)
-    if not gone and (life is None or _starts(facts, life, heard.answered_at)):
+    if not gone and (life is None or _starts(facts, member.name, life, heard.answered_at)):
         # Without a process in sight, silence over HTTP may be a wrong address or our own network.
         return None
     silent_s = max(0.0, facts.now - heard.quiet_since)
@@ -76,9 +81,21 @@ def _mute(facts: Facts, member: Member) -> Witness:
     return server(statement, (alive.id,) if alive else ())
 
 
-def _starts(facts: Facts, life: Incarnation, answered_at: float) -> bool:
-    """Whether a life may still be loading: it is young, and has not answered yet."""
-    return answered_at < life.started_at and facts.now - life.started_at < STARTING_S
+def _starts(facts: Facts, member: str, life: Incarnation, answered_at: float) -> bool:
+    """Whether a life may still be loading: it is young or at work, and has not answered yet."""
+    if answered_at >= life.started_at:
+        return False
+    age_s = facts.now - life.started_at
+    return age_s < STARTING_S or (age_s < LOADING_S and _loads(facts, member))
+
+
+def _loads(facts: Facts, member: str) -> bool:
+    """Whether a process computed, or came to hold more memory, within the last `LOADS_S`."""
+    used = signs.busy(facts, member, LOADS_S)
+    if used is not None and used.value >= signs.BUSY_CPU:
+        return True
+    grown = signs.grown(facts, member, v.RSS_BYTES, LOADS_S)
+    return grown is not None and grown.value > LOADED_BYTES_MIN
 
 
 def _gone(facts: Facts, member: str) -> tuple[float, tuple[int, ...]] | None:

@@ -7,7 +7,7 @@ the other engine. Not for: a path on which nothing completes (`silent`).
 
 from tandem import signs
 from tandem.detect.candidate import Candidate, client, joined, server
-from tandem.detect.settled import settled
+from tandem.detect.settled import completed_nothing, settled
 from tandem.detect.waiting import backlog, overdue_probe
 from tandem.facts import Facts, Reading
 from tandem.records import Path, Role, Thresholds, Witness
@@ -28,6 +28,9 @@ ORPHANED = 5.0
 """The same where no client waits either: then nobody is hurt yet, and it may still be let go."""
 EMPTY_LOOKS_MIN = 3
 """How often, and over half the window, every prefill must have been seen with nothing in hand."""
+STEP_S = 4.0
+"""What a prefill computes is in none of its queues, and shows in its counter this much later at
+most: one step of a long prompt."""
 
 
 def partial(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
@@ -151,9 +154,9 @@ def _waited_by_decode(facts: Facts, cell: Path, thresholds: Thresholds) -> Candi
         low = signs.floor(facts, cell.decode, v.TRANSFER_QUEUE_REQS, window_s)
         if low is None or low.value < 1 or not settled(facts, (cell.decode,), window_s):
             return None
-        empty = _nothing_in_hand(facts, window_s)
+        empty = _nothing_in_hand(facts, window_s, low.value)
         if not empty:
-            return None
+            continue
         waits = _old_request(facts, cell.subject) or backlog(facts, window_s)
         if waits is None and times < ORPHANED:
             continue
@@ -175,10 +178,18 @@ def _waited_by_decode(facts: Facts, cell: Path, thresholds: Thresholds) -> Candi
     return None
 
 
-def _nothing_in_hand(facts: Facts, window_s: float) -> tuple[int, ...]:
-    """The looks at which every prefill had nothing queued and nothing running; () when too few."""
+def _nothing_in_hand(facts: Facts, window_s: float, waited: float) -> tuple[int, ...]:
+    """The looks at which every prefill had none of the `waited` requests; () when it may have.
+
+    What it computes is in none of its queues, and few engines show it live. So else it was seen not
+    to compute, or more are waited for than one that keeps up would have in its batch at every look
+    by chance.
+    """
+    likely = signs.chance(waited, BURSTY, window_s)
     cited: list[int] = []
     for prefill in facts.deployment.of(Role.PREFILL):
+        if completed_nothing(facts, prefill.name):
+            return ()  # its first step may take as long as compiling does
         names = [name for name, _ in signs.QUEUES[Role.PREFILL]] + [v.RUNNING_REQS]
         series = [
             facts.numbers(prefill.name, name, since=facts.now - window_s, source=signs.LIVE)
@@ -189,7 +200,10 @@ def _nothing_in_hand(facts: Facts, window_s: float) -> tuple[int, ...]:
             for sample in samples:
                 levels[sample.at] = levels.get(sample.at, 0.0) + sample.value
         empty = sorted(at for at, level in levels.items() if level == 0)
-        if len(empty) < EMPTY_LOOKS_MIN or empty[-1] - empty[0] < window_s / 2:
+        if not series[-1] and likely > CHANCE_MAX:
+            computes = signs.computing(facts, prefill.name, facts.now - window_s, STEP_S)
+            empty = [at for at in empty if computes(at) is False]
+        if len(empty) < EMPTY_LOOKS_MIN or empty[-1] - empty[0] < (window_s - STEP_S) / 2:
             return ()
         cited += [one.id for one in series[0] if one.at in (empty[0], empty[-1])]
     return tuple(cited)

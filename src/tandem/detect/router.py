@@ -17,6 +17,8 @@ minute apart: a worker refused for longer than this is refused for no reason any
 LOST_S = 60.0
 """A request that the router has had open for this long, and no engine has: nobody answers it."""
 EMPTY_LOOKS_MIN = 4
+SERVED_S = 10.0
+"""How long before the last routed miss a direct probe may have ended."""
 MISSES_MIN = 2
 """Routed probes that must go wrong in a row: one may have met a blip that is over."""
 MISSED = ("late", "stuck", "failed")
@@ -48,8 +50,7 @@ def _disagrees(facts: Facts, router: Member, thresholds: Thresholds) -> Candidat
         # A router that is away disagrees with nobody.
         return None
     cells = facts.deployment.cells()
-    direct = [completed_probe(facts, cell.subject, misses[0].at) for cell in cells]
-    served = [seen for seen in direct if seen is not None and seen.at >= misses[-1].at - 10.0]
+    served = [seen for cell in cells if (seen := _served_meanwhile(facts, cell.subject, misses))]
     if not cells or len(served) < len(cells):
         return None
     engines = (*facts.deployment.of(Role.PREFILL), *facts.deployment.of(Role.DECODE))
@@ -78,6 +79,17 @@ def _disagrees(facts: Facts, router: Member, thresholds: Thresholds) -> Candidat
             server(idle, tuple(cited)),
         ),
     )
+
+
+def _served_meanwhile(facts: Facts, cell: str, misses: list[Observation]) -> Observation | None:
+    """The newest direct probe that ended well between the first and the last routed miss.
+
+    A routed one that is looked at less often than the direct one would seem to hang when a line in
+    which both waited has just moved on.
+    """
+    since = max(misses[0].at, misses[-1].at - SERVED_S)
+    rows = (seen for seen in reversed(facts.rows(cell, v.PROBE)) if seen.at <= misses[-1].at)
+    return next((seen for seen in rows if seen.value == "completed" and seen.at >= since), None)
 
 
 def _misses(facts: Facts, router: str) -> list[Observation]:

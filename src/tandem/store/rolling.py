@@ -135,20 +135,30 @@ class Store:
             since = max(since, self._afresh_at)
         with self._turn, told(self._state.path, "reading"), self._state.reading():
             self._catch_up()
+            ledger_since = now - self.settings.watch.keep_hours * 3600
+            changes = [change for change in self.changes if change.at >= ledger_since]
             if window_s > WINDOW_S:
                 rows = [seen for seen in self.slow.values() if seen.at < since]
                 rows += self._state.observations(since=since)
-            else:
-                if self._window is None or since < self._window.since:
-                    start = now - WINDOW_S
-                    self._window = Window(start, self._state.observations(since=start))
-                rows = self._window.rows(since, self.slow)
-            ledger_since = now - self.settings.watch.keep_hours * 3600
-            return Facts(
+                return Facts(
+                    self.settings.deployment,
+                    rows,
+                    now=now,
+                    changes=changes,
+                    traits=self.traits.values(),
+                )
+            if self._window is None or since < self._window.since:
+                start = now - WINDOW_S
+                rows = [seen for seen in self.slow.values() if seen.at < start]
+                self._window = Window(start, rows + self._state.observations(since=start))
+            return Facts.over(
                 self.settings.deployment,
-                rows,
+                self._window.columns,
                 now=now,
-                changes=[change for change in self.changes if change.at >= ledger_since],
+                since=since,
+                newest_id=self._seen,
+                lasting=SLOW,
+                changes=changes,
                 traits=self.traits.values(),
             )
 

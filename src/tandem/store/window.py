@@ -3,38 +3,41 @@
 For: what one process has read or written. Not for: anything that must survive it; that is SQLite.
 """
 
-from collections import deque
 from collections.abc import Iterable
 
-from tandem.facts import Key
 from tandem.records import Observation
+from tandem.series import Columns
+from tandem.store.state import SLOW
 
 WINDOW_S = 300.0
 """Longer than any window detect looks through; at 150 observations a second some 45,000 rows."""
+DROP_EVERY_S = 60.0
+"""How far the oldest row may outlive `WINDOW_S`: dropping costs, looking past it does not."""
 
 
 class Window:
-    """Observations of the last `WINDOW_S` seconds before the newest."""
+    """Observations of the last `WINDOW_S` seconds before the newest, by what they speak of.
+
+    The newest row of a slowly changing thing stays however old it is.
+    """
 
     def __init__(self, since: float, rows: Iterable[Observation]) -> None:
-        """Begin with every stored row at or after `since`."""
+        """Begin with every stored row at or after `since`, and the slow ones last seen before."""
         self.since = since
         """Nothing that is newer than this is missing here."""
-        self._rows = deque(rows)
-        self._newest = max((seen.at for seen in self._rows), default=since)
+        self.columns = Columns(rows)
+        times = [series.ats[-1] for series in self.columns.series.values()]
+        self._newest = max(times, default=since)
+        self._dropped_at = self._newest
 
     def add(self, rows: Iterable[Observation]) -> None:
-        """Append rows and drop what has become too old."""
+        """Append rows and now and then drop what has become too old."""
+        add, newest = self.columns.add, self._newest
         for seen in rows:
-            self._rows.append(seen)
-            self._newest = max(self._newest, seen.at)
-        oldest = self._newest - WINDOW_S
-        # Rows arrive almost in order: an old one behind a new one leaves a little later.
-        while self._rows and self._rows[0].at < oldest:
-            self._rows.popleft()
-        self.since = max(self.since, oldest)
-
-    def rows(self, since: float, slow: dict[Key, Observation]) -> list[Observation]:
-        """The rows at or after `since`, and slowly changing things last seen before it."""
-        carried = [seen for seen in slow.values() if seen.at < since]
-        return carried + [seen for seen in self._rows if seen.at >= since]
+            add(seen)
+            newest = max(newest, seen.at)
+        self._newest = newest
+        if newest - self._dropped_at > DROP_EVERY_S:
+            self._dropped_at = newest
+            self.columns.drop(newest - WINDOW_S, SLOW)
+            self.since = max(self.since, newest - WINDOW_S)
