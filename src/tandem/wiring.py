@@ -23,7 +23,7 @@ from tandem.collect.families import Families
 from tandem.collect.gpu import GpuSource, watts_known
 from tandem.collect.health import HealthSource
 from tandem.collect.incarnations import Incarnations
-from tandem.collect.journal import JournalSource
+from tandem.collect.journal import OF_KERNEL, JournalSource, of_service
 from tandem.collect.live import LiveSource
 from tandem.collect.logs import LogSource
 from tandem.collect.probe import probes
@@ -145,17 +145,22 @@ class _Host:
         members = settings.deployment.members
         self._units = UnitSource(members, incarnations, known_files=files_known(known, members))
         self._containers = ContainerSource(members, incarnations)
+        gpus = GpuSource(members, incarnations, known=watts_known(known))
         self.sources: list[Source] = [
-            GpuSource(members, incarnations, known=watts_known(known)),
+            gpus,
             self._units,
             self._containers,
+            JournalSource("host", lambda: OF_KERNEL if gpus.present else None, incarnations),
         ]
         for member in members:
             if member.log is None and member.supervisor == "none":
                 self.sources += [
-                    JournalSource(member, self._units.unit_of, incarnations),
+                    JournalSource(member.name, self._journal_of(member), incarnations),
                     ContainerLogSource(member, self._container_of, incarnations),
                 ]
+
+    def _journal_of(self, member: Member) -> Callable[[], tuple[str, ...] | None]:
+        return lambda: of_service(self._units.unit_of(member))
 
     def _container_of(self, member: Member) -> tuple[ContainerEngine, Container] | None:
         """The container whose log is read: of a unit's container the journal has it already."""

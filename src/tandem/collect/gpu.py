@@ -135,6 +135,12 @@ class GpuSource:
             label: _Learned(before=dict(watts)) for label, watts in (known or {}).items()
         }
         self._counts: dict[int, int] = {}
+        self._present = False
+
+    @property
+    def present(self) -> bool:
+        """Whether a GPU was seen: for whoever reads what the kernel says of it."""
+        return self._present
 
     async def collect(self) -> Harvest:
         """Look once, aside; a driver that does not answer is a row and nothing more."""
@@ -149,6 +155,7 @@ class GpuSource:
             return Harvest((self._row(HOST, v.GPU_COUNT, missing=error.clause),))
         if not isinstance(seen, _Seen):
             return Harvest()
+        self._present = self._present or bool(seen.gpus)
         return Harvest(tuple(self._rows(seen)))
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The members' journals: what systemd keeps of a unit's output, followed by `journalctl`.
+"""Journals: what systemd keeps of a unit's output, or of the kernel's, followed by `journalctl`.
 
-For: members whose unit is known; the same counts and signatures as of a log file, with exact times.
-Not for: the kernel's messages, or a journal on another host.
+For: members whose unit is known, and the host where it has GPUs: the same counts and signatures as
+of a log file, with exact times. Not for: a journal on another host.
 Source: journalctl(1), systemd.journal-fields(7). One follower per unit costs nothing while nothing
 is written; starting the program for every look would cost ten milliseconds each time.
 """
@@ -20,7 +20,7 @@ from tandem.cgroups import Service
 from tandem.collect.incarnations import Incarnations
 from tandem.collect.log_lines import REPEAT_S, Lines
 from tandem.ports import Harvest
-from tandem.records import Member, Observation, Value
+from tandem.records import Observation, Value
 from tandem.records import vocabulary as v
 
 READ_BYTES_MAX = 1024 * 1024
@@ -61,29 +61,43 @@ class _Entry(msgspec.Struct):
         return bytes(numbers)
 
 
+def of_service(service: Service | None) -> tuple[str, ...] | None:
+    """The words that choose one unit's journal; None while no unit is known."""
+    if service is None:
+        return None
+    return (f"{'--unit' if service.uid is None else '--user-unit'}={service.unit}",)
+
+
+OF_KERNEL = ("--dmesg",)
+"""The words that choose the kernel's messages since it booted: the driver's errors among them."""
+
+
 class JournalSource:
-    """The journal of one member's unit."""
+    """One journal: of a member's unit, or of the host's kernel."""
 
     def __init__(
         self,
-        member: Member,
-        unit_of: Callable[[Member], Service | None],
+        subject: str,
+        which: Callable[[], tuple[str, ...] | None],
         incarnations: Incarnations,
         *,
         interval_s: float = 2.0,
         program: Sequence[str] = ("journalctl",),
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`unit_of` says which unit, None while nobody knows; `program` is what is run."""
-        self.name = f"journal:{member.name}"
+        """`which` gives the words that choose it, None while there is none to follow.
+
+        `subject` is the member, or `host`; `program` is what is run.
+        """
+        self.name = f"journal:{subject}"
         self.interval_s = interval_s
         self.timeout_s = 5.0
-        self._member = member
-        self._unit_of = unit_of
+        self._subject = subject
+        self._which = which
         self._incarnations = incarnations
         self._program = program
         self._now = now
-        self._service: Service | None = None
+        self._words: tuple[str, ...] | None = None
         self._process: Process | None = None
         self._errors: asyncio.Task[str] | None = None
         self._missing: str | None = None
@@ -96,16 +110,16 @@ class JournalSource:
 
     async def collect(self) -> Harvest:
         """Take what the journal has got since the last look."""
-        service = self._unit_of(self._member)
-        if service is None:
+        words = self._which()
+        if words is None:
             return Harvest()
-        if service != self._service:
+        if words != self._words:
             await self.close()
-            self._service, self._cursor, self._again_at = service, None, float("-inf")
-        self._lines.live(self._incarnations.of(self._member.name))
+            self._words, self._cursor, self._again_at = words, None, float("-inf")
+        self._lines.live(self._incarnations.of(self._subject))
         if self._process is None and self._now() >= self._again_at:
             self._again_at = self._now() + AGAIN_S
-            await self._start(service)
+            await self._start(words)
         if self._process is not None:
             await self._read(self._process)
         if self._missing is not None:
@@ -139,12 +153,11 @@ class JournalSource:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.communicate(), 2.0)
 
-    async def _start(self, service: Service) -> None:
-        which = "--unit" if service.uid is None else "--user-unit"
+    async def _start(self, words: Sequence[str]) -> None:
         where = f"--after-cursor={self._cursor}" if self._cursor else f"--lines={FIRST_LINES}"
         argv = [
             *(*self._program, "--output=json", "--output-fields=MESSAGE", "--all", "--no-pager"),
-            *("--follow", f"{which}={service.unit}", where),
+            *("--follow", *words, where),
             *(("--no-tail",) if self._cursor else ()),
         ]
         self._rest, self._missing = b"", None
@@ -217,7 +230,7 @@ class JournalSource:
     ) -> Observation:
         return Observation(
             source="log",
-            subject=self._member.name,
+            subject=self._subject,
             name=name,
             at=self._now(),
             label=label,
@@ -244,4 +257,4 @@ def _explained(told: str) -> str | None:
     return None
 
 
-__all__ = ["JournalSource"]
+__all__ = ["OF_KERNEL", "JournalSource", "of_service"]

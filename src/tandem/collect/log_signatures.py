@@ -51,6 +51,8 @@ SIGNATURES: Mapping[str, re.Pattern[bytes]] = {
         # The unit, in systemd's words.
         "main-process-exited": rb"Main process exited, code=(?:exited|killed|dumped)",
         "oom-killed": rb"killed by the OOM killer|result 'oom-kill'|Out of memory: Killed process",
+        # The kernel, where the host has GPUs.
+        "gpu-xid": rb"NVRM: Xid",
         # The router.
         "router-prefill-failed": rb"Prefill server failed|prefill_(?:server|internal)_error",
         "router-decode-failed": (

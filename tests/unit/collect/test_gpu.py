@@ -83,6 +83,7 @@ class TestTold:
         bench = bench_of(Card(utilization=42, power_mw=310_400, reasons=0x4 | 0x40))
         seen = await bench.look()
 
+        assert bench.source.present
         assert {(who, name): one.value for (who, name, _), one in seen.items()} == {
             ("host", v.GPU_COUNT): 1,
             ("host", v.GPU_DRIVER): "580.95.05",
@@ -293,9 +294,10 @@ class TestAbsent:
 
     async def test_a_host_without_gpus_is_told(self, bench_of):
         """A driver that has none is a count of zero."""
-        seen = await bench_of().look()
+        bench = bench_of()
+        seen = await bench.look()
 
-        assert seen["host", v.GPU_COUNT, ""].value == 0
+        assert (seen["host", v.GPU_COUNT, ""].value, bench.source.present) == (0, False)
 
     async def test_the_real_binding_is_loaded_when_first_asked(self):
         """On this machine the real library answers, or says that there is no driver."""

@@ -13,12 +13,17 @@ import pytest
 from booted import Booted
 from tandem.cgroups import Service
 from tandem.collect.incarnations import Incarnations
-from tandem.collect.journal import AGAIN_S, ENTRY_BYTES_MAX, NO_RIGHT, JournalSource
+from tandem.collect.journal import (
+    AGAIN_S,
+    ENTRY_BYTES_MAX,
+    NO_RIGHT,
+    OF_KERNEL,
+    JournalSource,
+    of_service,
+)
 from tandem.collect.log_lines import REPEAT_S
-from tandem.records import Member, Role
 from tandem.records import vocabulary as v
 
-MEMBER = Member(name="d", role=Role.DECODE, url="http://127.0.0.1:1", engine="sglang")
 UNIT = Service("d.service")
 UNTIL_S = 10.0
 ARGUMENTS = "import json, sys, time; say = lambda *w: print(*w, flush=True); argv = sys.argv\n"
@@ -33,12 +38,13 @@ def entry(message, at=1000.0, cursor="c1"):
 class Bench:
     """A source over a small program."""
 
-    def __init__(self, script, unit=UNIT):
+    def __init__(self, script, unit=UNIT, words=None):
         self.at = 2000.0
+        self.words = words
         self.unit = unit
         self.source = JournalSource(
-            MEMBER,
-            lambda _: self.unit,
+            "d",
+            lambda: self.words if self.unit is None else of_service(self.unit),
             Incarnations(),
             program=(sys.executable, "-c", ARGUMENTS + script),
             now=lambda: self.at,
@@ -170,6 +176,15 @@ class TestFollower:
         assert "--follow --unit=d.service --lines=500" in seen[0]
         assert "--user-unit=u.service" in seen[1]
 
+    async def test_a_driver_error_of_before_is_in_the_kernels_messages(self, bench_of):
+        """XIDs from before Tandem started are counted, at their times."""
+        xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus."
+        script = f"'--dmesg' in argv and say({entry(xid, at=1500.0)!r}); time.sleep(60)"
+        rows = await bench_of(script, unit=None, words=OF_KERNEL).lines(1)
+
+        assert rows[v.LOG_LAST, "gpu-xid"].value == xid
+        assert rows[v.LOG_FIRST_SEEN_AT, "gpu-xid"].value == 1500.0
+
     @pytest.mark.parametrize(
         ("said", "wanted"),
         [
@@ -193,7 +208,7 @@ class TestFollower:
     async def test_no_journalctl_is_a_reason(self):
         """A host without it says so."""
         source = JournalSource(
-            MEMBER, lambda _: UNIT, Incarnations(), program=("/nowhere/journalctl",)
+            "d", lambda: of_service(UNIT), Incarnations(), program=("/nowhere/journalctl",)
         )
         (row,) = (await source.collect()).observations
 
@@ -231,8 +246,8 @@ class TestReal:
         )
         booted.run("systemctl", "start", "talks.service")
         source = JournalSource(
-            MEMBER,
-            lambda _: Service("talks.service"),
+            "d",
+            lambda: of_service(Service("talks.service")),
             Incarnations(),
             program=(*booted.inside, "journalctl"),
         )
@@ -252,8 +267,8 @@ class TestReal:
     async def test_a_plain_user_is_told_the_group(self, booted):
         """Without the right the reason names it."""
         source = JournalSource(
-            MEMBER,
-            lambda _: Service("talks.service"),
+            "d",
+            lambda: of_service(Service("talks.service")),
             Incarnations(),
             program=(
                 *booted.inside,
