@@ -221,6 +221,7 @@ class ContainerSource:
         ends: Sequence[End],
     ) -> Iterator[Change]:
         """Rows for lives that ended, with how, and for another image."""
+        known = watched.living
         for end in ends:
             # Only the first of several is the life that was known; it is forgotten with its end.
             life, watched.living = watched.living, None
@@ -233,8 +234,9 @@ class ContainerSource:
                 how_known=f"its container engine: {end.how}",
                 incarnation=ended,
             )
-        if seen.pid is not None and seen.pid == self._incarnations.pid(member.name):
-            watched.living = self._incarnations.of(member.name)
+        present = self._incarnations.of(member.name)
+        if seen.pid is not None and not (ends and present == known):
+            watched.living = present
         if before is not None and before.image_id != seen.image_id:
             yield Change(
                 at=seen.started_at or self._now(),

@@ -143,6 +143,16 @@ class UnitSource:
         unit = await self._unit(member, watched, life, pid)
         if unit is None or watched.service is None:
             return Harvest()
+        main = unit.main_pid
+        if (
+            life is not None
+            and pid is not None
+            and main is not None
+            and main not in watched.lives
+            and main in await asyncio.to_thread(_forebears, pid)
+        ):
+            # A shell that starts the member is the main process: its end is the member's.
+            watched.lives[main] = life
         systemd = self._systemd(watched.service.uid)
         await systemd.follow(unit.name)
         ends = tuple(

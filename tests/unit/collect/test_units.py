@@ -211,6 +211,18 @@ class TestFound:
         assert seen[v.UNIT, ""].value == "d.service"
         assert looked.unit_of(one) == Service("d.service")
 
+    async def test_the_end_of_its_shell_is_the_members(self, place):
+        """Where a script starts the member, systemd tells of the script's end."""
+        place(Service("d.service"), {41})
+        systemd, lives = FakeSystemd(), Incarnations()
+        lives.saw("d", life(50))
+        looked = source(member(unit=None), system=systemd, lives=lives)
+        await look(looked)
+        systemd.ends = [Ended(1500.0, 41, 5, "exit code 5")]
+        _, (stop,) = await look(looked)
+
+        assert stop.incarnation == "50:7"
+
     async def test_whoever_logged_in_is_no_unit(self, place):
         """A process below `ssh.service` that its main process did not start is not its member."""
         place(Service("ssh.service"), {60, 61})
