@@ -41,6 +41,7 @@ from tandem.facts import Facts
 from tandem.failures import discover
 from tandem.parts import DETECT_WINDOW_S, Parts
 from tandem.ports import Clock, Engine, Hands, ReadsPages, Router, Source, Supervisor
+from tandem.processes import is_here
 from tandem.records import Member, Role, Settings
 from tandem.routers.smg import SmgRouter
 from tandem.store import Store
@@ -142,7 +143,8 @@ class _Host:
 
     def __init__(self, settings: Settings, incarnations: Incarnations, known: Facts) -> None:
         """`known` is what the store holds of the host from before."""
-        members = settings.deployment.members
+        # Of a member elsewhere this host's managers know nothing, and its names may be others'.
+        members = [one for one in settings.deployment.members if is_here(fetch.host_of(one.url))]
         self._units = UnitSource(members, incarnations, known_files=files_known(known, members))
         self._containers = ContainerSource(members, incarnations)
         gpus = GpuSource(members, incarnations, known=watts_known(known))
