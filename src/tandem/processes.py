@@ -133,12 +133,33 @@ def command_of(pid: int, width: int = 80) -> str:
 
 def holders(ports: set[int]) -> list[Holder]:
     """Who listens on these TCP ports, one row per process and port, by port and pid."""
+    if not _listened(ports):
+        # Finding the holder means reading every open file of this host: not for an empty port.
+        return []
     found: set[Holder] = set()
     for link in psutil.net_connections(kind="tcp"):
         if link.status == psutil.CONN_LISTEN and link.laddr and link.laddr.port in ports:
             command = command_of(link.pid) if link.pid else ""
             found.add(Holder(link.laddr.port, link.pid, command))
     return sorted(found, key=lambda holder: (holder.port, holder.pid or 0))
+
+
+def _listened(ports: set[int]) -> bool:
+    """Whether anybody listens on one of these ports; True as well when that cannot be read."""
+    try:
+        tables = [Path(f"/proc/net/{name}").read_text("ascii", "replace") for name in _TABLES]
+    except OSError:
+        return True
+    wanted = tuple(f":{port:04X}" for port in ports)
+    return any(
+        words[3] == "0A" and words[1].endswith(wanted)
+        for table in tables
+        for line in table.splitlines()[1:]
+        if len(words := line.split(None, 4)) > 4
+    )
+
+
+_TABLES = [name for name in ("tcp", "tcp6") if Path(f"/proc/net/{name}").exists()] or ["tcp"]
 
 
 def can_bind(host: str, port: int) -> bool:
