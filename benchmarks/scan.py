@@ -1,7 +1,7 @@
 """The metrics scanner against the official parser, on pages like SGLang's: `make bench-scan`.
 
-Both read the same page in the same run, turn by turn, so that whatever else the machine does slows
-both. Ours finds the series that the SGLang adapter wants; the official parser has to read every
+Both read the same page in the same run, turn by turn, and CPU time is compared, so that whatever
+else the machine does counts for neither. Ours finds the series that the SGLang adapter wants; the official parser has to read every
 line to find the same ones, which is the whole difference. That both find the same is checked first.
 
 Not for: fetching pages, or what a page means.
@@ -80,10 +80,10 @@ def agree(text: str) -> bool:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it took once."""
-    began = time.perf_counter()
+    """The CPU time that it took once."""
+    began = time.process_time()
     work()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 async def measure(ranks: int, turns: int) -> Figures:
