@@ -33,7 +33,8 @@ role = "decode"
 url = "http://127.0.0.1:11"
 """
 HANGS = """
-import os, sys, time
+import asyncio, os, sys, time
+from tandem import loop
 from tandem.collect import Collector
 from tandem.__main__ import main
 
@@ -44,10 +45,16 @@ async def tick(self, patience_s=0.6):
         time.sleep(0.1)
     return await real(self, patience_s)
 
-Collector.tick = tick
+ends = loop._Watcher.end
+
+async def end(self):
+    await asyncio.sleep(3.0 if os.path.exists("/run/pair/slowly") else 0.0)
+    await ends(self)
+
+Collector.tick, loop._Watcher.end = tick, end
 sys.exit(main(["watch", "--config", "/run/pair/tandem.toml"]))
 """
-"""A watch that hangs in the middle of a turn while a file is there."""
+"""A watch that hangs in the middle of a turn while a file is there, and ends slowly by another."""
 QUICKER = """
 [Service]
 Environment=PYTHONPATH={source}
@@ -111,6 +118,7 @@ class TestService:
         again = await until(booted, ActiveState="active")
         booted.run("kill", "-KILL", again["MainPID"])
         third = await until(booted, NRestarts="2", ActiveState="active")
+        (booted.root / "run/pair/slowly").touch()
         booted.run("systemctl", "stop", UNIT)
         ended = shown(booted)
         journal = booted.run("journalctl", "--unit", UNIT, "--output=cat")
@@ -120,10 +128,11 @@ class TestService:
         assert up["ActiveState"] == "active"
         assert up["StatusText"].startswith("pair: ")
         assert len({one["MainPID"] for one in (up, again, third)}) == 3
+        # Longer than the watchdog: while it ends nobody waits for turns.
         assert (ended["ActiveState"], ended["Result"]) == ("inactive", "success")
         assert events
         assert "Fatal Python error: Aborted" in journal
-        assert 'File "/run/pair/hangs.py", line 10 in tick' in journal  # where it hung
+        assert 'File "/run/pair/hangs.py", line 11 in tick' in journal  # where it hung
 
     def test_in_its_bounds_stacks_can_be_taken(self, booted):
         """The hardening lets py-spy look into another process of the same user."""
