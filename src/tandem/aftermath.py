@@ -42,15 +42,15 @@ class _Followed:
         """Count what is new in this look; a gap between looks is time nobody watched."""
         before = self.tally
         gap_s = 0.0 if before.looked_at is None else facts.now - before.looked_at
-        counters = dict(before.counters)
+        counters, since = dict(before.counters), self.aftermath.since
         requests, counted = before.requests, before.counted
         for name in _decodes(facts, self.incident):
-            grown = _grown(facts, name, v.REQUESTS_TOTAL, counters)
+            grown = _grown(facts, name, v.REQUESTS_TOTAL, counters, since)
             counted = counted or grown is not None
             requests += grown or 0.0
         probes = before.probes
         for subject in facts.subjects(v.PROBES_SENT_TOTAL):
-            probes += _grown(facts, subject, v.PROBES_SENT_TOTAL, counters) or 0.0
+            probes += _grown(facts, subject, v.PROBES_SENT_TOTAL, counters, since) or 0.0
         self.tally = Tally(
             watched_s=before.watched_s + (gap_s if 0.0 < gap_s <= UNWATCHED_S else 0.0),
             looked_at=facts.now,
@@ -214,15 +214,15 @@ def _decodes(facts: Facts, incident: Incident) -> Iterable[str]:
 
 
 def _grown(
-    facts: Facts, subject: str, name: str, counters: dict[str, tuple[str, float]]
+    facts: Facts, subject: str, name: str, counters: dict[str, tuple[str, float]], since: float
 ) -> float | None:
     """How much a counter has grown since it was last kept in `counters`, which learns it.
 
-    Nothing for the first value ever seen; a new life, or a lower value, began from zero. None when
-    it is not seen.
+    Nothing for the first value seen after `since`, which holds what the proof itself asked for; a
+    new life, or a lower value, began from zero. None when it is not seen.
     """
     seen = facts.latest(subject, name)
-    if seen is None or not isinstance(seen.value, int | float):
+    if seen is None or seen.at < since or not isinstance(seen.value, int | float):
         return None
     life, value, key = seen.incarnation or "", float(seen.value), f"{name}:{subject}"
     before = counters.get(key)

@@ -186,6 +186,15 @@ class TestHeld:
         assert half.restarts == 1
         assert half.requests == 30 + 4 + 60
 
+    async def test_what_the_proof_asked_for_is_no_traffic(self, bench):
+        """A watch that last saw the old life counts from the first look after the proof."""
+        bench.world.clock.time, bench.life = T - 30.0, "decode-0:0"
+        bench.follower.turned(bench.facts(), free=True)
+        bench.world.clock.time, bench.life, bench.total = T + 1.0, "decode-0:1", 114.0
+        await bench.look(minutes=31)
+
+        assert bench.newest.aftermath.held[0].requests == 90
+
     async def test_while_another_report_is_written_it_waits(self, bench):
         """It is told at the first turn in which nobody else writes."""
         await bench.look(minutes=31, free=False)
