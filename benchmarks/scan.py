@@ -1,8 +1,9 @@
 """The metrics scanner against the official parser, on pages like SGLang's: `make bench-scan`.
 
 Both read the same page in the same run, turn by turn, and CPU time is compared, so that whatever
-else the machine does counts for neither. Ours finds the series that the SGLang adapter wants; the official parser has to read every
-line to find the same ones, which is the whole difference. That both find the same is checked first.
+else the machine does counts for neither. Ours finds the series that the SGLang adapter wants; the
+official parser has to read every line to find the same ones, which is the whole difference. That
+both find the same is checked first.
 
 Not for: fetching pages, or what a page means.
 """
