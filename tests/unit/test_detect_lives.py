@@ -2,7 +2,7 @@
 
 import pytest
 
-from faults import flow, serving, still
+from faults import flow, idle, serving, silence, still
 from scenes import DECODE, PREFILL
 from tandem.detect import detect
 from tandem.records import Thresholds
@@ -171,3 +171,24 @@ def test_the_age_of_an_open_request_is_a_second_witness():
     assert finding.kind == "partial-stall"
     assert 38.0 <= at - 60.0 <= 41.0
     assert "oldest open request is older than 60 s" in finding.summary
+
+
+class TestGpus:
+    """A further witness, never one of the two."""
+
+    def test_idle_gpus_are_told_beside_a_stall(self):
+        """A stall names what its GPUs do, after the two witnesses it stands on."""
+        scene = silence(serving()).run(12)
+        for label in ("0", "1"):
+            scene.see("gpu", DECODE, v.GPU_UTILIZATION, 0.0, label=label)
+        scene.see("gpu", PREFILL, v.GPU_UTILIZATION, None, label="2", missing="MIG")
+        [finding] = detect(scene.facts(), (), Thresholds())
+
+        assert finding.witnesses[2].statement == f"the 2 GPUs of {DECODE} are idle"
+
+    def test_idle_gpus_alone_are_nothing(self):
+        """A deployment at rest whose GPUs idle is at rest."""
+        scene = idle()
+        scene.see("gpu", DECODE, v.GPU_UTILIZATION, 0.0, label="0")
+
+        assert found(scene.run(5)) == []

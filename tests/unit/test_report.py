@@ -479,3 +479,11 @@ def test_a_plan_without_steps_says_why():
     text = render(but(night.INCIDENT, plan=plan, outcomes=(), verification=None), night.FACTS)
 
     assert "**Scope: nothing.** The cause is undetermined." in text.markdown
+
+
+def test_a_finding_that_came_back_says_how_often():
+    """The symptom tells that it cleared and came back, and when last."""
+    found = but(night.FINDING, recurred_at=(night.ONSET + 120.0, night.ONSET + 300.0))
+    text = render(but(night.INCIDENT, finding=found), night.FACTS).markdown
+
+    assert "cleared and came back 2 times, last at 2025-11-29 21:05:00" in text

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tandem import signs
 from tandem.detect.candidate import Candidate, joined, server
+from tandem.detect.gpus import gpus
 from tandem.detect.settled import settled, settled_at
 from tandem.detect.waiting import client_of, completed_probe, overdue_probe
 from tandem.facts import Facts, Reading
@@ -96,7 +97,7 @@ def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> tuple[Candidate
         members=members,
         onset_at=onset_at,
         summary=summary + _health(facts, members, onset_at),
-        witnesses=(waits, silence),
+        witnesses=(waits, silence, *((busy,) if (busy := gpus(facts, members)) else ())),
     )
     return candidate, len({one.member for one in pinned})
 

@@ -11,6 +11,7 @@ from tandem.records import (
     Change,
     ChangeVerdict,
     Diagnosis,
+    Finding,
     Incident,
     ModeVerdict,
     Observation,
@@ -60,7 +61,7 @@ def symptom(incident: Incident, facts: Facts) -> Section:
                 *_timeline(incident, facts),
             ),
         )
-    late = length(found.found_at - found.onset_at)
+    late, again = length(found.found_at - found.onset_at), _came_back(found)
     return Section(
         "Symptom",
         (
@@ -71,7 +72,9 @@ def symptom(incident: Incident, facts: Facts) -> Section:
                     *prose(sentence(found.summary)),
                 )
             ),
-            Paragraph((f"It began at {moment(found.onset_at)} and was found {late} later.",)),
+            Paragraph(
+                (f"It began at {moment(found.onset_at)} and was found {late} later.{again}",)
+            ),
             Bullets(
                 tuple(
                     (f"{witness.side}: ", *prose(cut(witness.statement)), *cites(witness.evidence))
@@ -81,6 +84,14 @@ def symptom(incident: Incident, facts: Facts) -> Section:
             *_timeline(incident, facts),
         ),
     )
+
+
+def _came_back(found: Finding) -> str:
+    times = len(found.recurred_at)
+    if not times:
+        return ""
+    often = "once" if times == 1 else f"{times} times"
+    return f", cleared and came back {often}, last at {moment(found.recurred_at[-1])}"
 
 
 def _timeline(incident: Incident, facts: Facts) -> tuple[Block, ...]:

@@ -24,6 +24,8 @@ def finding_view(finding: Finding, now: float) -> Group:
         ("what", Text(finding.summary)),
         ("since", Text(f"{when(finding.onset_at, now)}, found {noticed}")),
     ]
+    if finding.recurred_at:
+        about.append(("came back", Text(when(finding.recurred_at[-1], now))))
     if finding.closed_at is not None:
         about.append(("cleared", Text(when(finding.closed_at, now))))
     if not finding.actionable:
