@@ -486,4 +486,4 @@ def test_a_finding_that_came_back_says_how_often():
     found = but(night.FINDING, recurred_at=(night.ONSET + 120.0, night.ONSET + 300.0))
     text = render(but(night.INCIDENT, finding=found), night.FACTS).markdown
 
-    assert "cleared and came back 2 times, last at 2025-11-29 21:05:00" in text
+    assert "and cleared and came back 2 times, last at 2025-11-29 21:05:00" in text

@@ -61,7 +61,8 @@ def symptom(incident: Incident, facts: Facts) -> Section:
                 *_timeline(incident, facts),
             ),
         )
-    late, again = length(found.found_at - found.onset_at), _came_back(found)
+    late = length(found.found_at - found.onset_at)
+    lasted = f"was found {late} later{_came_back(found)}"
     return Section(
         "Symptom",
         (
@@ -72,9 +73,7 @@ def symptom(incident: Incident, facts: Facts) -> Section:
                     *prose(sentence(found.summary)),
                 )
             ),
-            Paragraph(
-                (f"It began at {moment(found.onset_at)} and was found {late} later.{again}",)
-            ),
+            Paragraph((f"It began at {moment(found.onset_at)}, {lasted}.",)),
             Bullets(
                 tuple(
                     (f"{witness.side}: ", *prose(cut(witness.statement)), *cites(witness.evidence))
@@ -91,7 +90,7 @@ def _came_back(found: Finding) -> str:
     if not times:
         return ""
     often = "once" if times == 1 else f"{times} times"
-    return f", cleared and came back {often}, last at {moment(found.recurred_at[-1])}"
+    return f", and cleared and came back {often}, last at {moment(found.recurred_at[-1])}"
 
 
 def _timeline(incident: Incident, facts: Facts) -> tuple[Block, ...]:
