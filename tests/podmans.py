@@ -13,7 +13,6 @@ from pathlib import Path
 
 START_S = 15.0
 IMAGE = "localhost/tandem-test:1"
-RUNTIME = "/usr/sbin/runc"
 
 STORAGE = """
 [storage]
@@ -83,7 +82,7 @@ class Podman:
         self._service.wait(10)
 
     def _argv(self, *words: str) -> list[str]:
-        return ["podman", "--runtime", RUNTIME, *words]
+        return ["podman", "--runtime", str(shutil.which("runc")), *words]
 
 
 def _root_file_system(folder: Path) -> Path:

@@ -345,7 +345,10 @@ class TestReal:
     @pytest.mark.timeout(40)
     async def test_a_restart_by_policy_keeps_its_exit_code(self, podman):
         """It runs again, and the events tell how it ended."""
-        script = "test -e /again && exec sleep 999; true > /again; sleep 0.4; exit 9"
+        script = (
+            "test -e /again && exec sleep 999; true > /again; "
+            "while test ! -e /go; do sleep 0.05; done; exit 9"
+        )
         podman.start("again", script, "--restart=always")
         looked = ContainerSource(
             (member("again"),),
@@ -354,6 +357,7 @@ class TestReal:
             every_s=0.0,
         )
         first, _ = await look(looked)
+        podman.run("exec", "again", "/bin/sh", "-c", "true > /go")
         rows, changes = await until(looked, lambda rows: v.CONTAINER_EXIT in rows)
         await looked.close()
 
