@@ -53,9 +53,16 @@ class TestUnit:
     """`tandem export watch-unit`."""
 
     @pytest.mark.needs("systemd")
-    @pytest.mark.parametrize("supervisor", ["none", "local"])
-    @pytest.mark.parametrize("folder", ["pair", "with blank", '100% $HOME "q" \\x'])
-    @pytest.mark.parametrize("manager", ["system", "user"])
+    @pytest.mark.parametrize(
+        ("manager", "supervisor", "folder"),
+        [
+            ("system", "none", "pair"),
+            ("system", "local", "pair"),
+            ("system", "none", "with blank"),
+            ("system", "none", '100% $HOME "q" \\x'),
+            ("user", "none", '100% $HOME "q" \\x'),
+        ],
+    )
     def test_the_real_systemd_accepts_it(self, tmp_path, supervisor, folder, manager):
         """`systemd-analyze verify` says nothing, whatever the folder is called."""
         root = tmp_path / folder

@@ -13,7 +13,7 @@ import asyncio
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -33,11 +33,16 @@ QUERIES_AT_ONCE = 4
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 RARE_EVERY_S = 30.0
 """Buckets of histograms are most of a page, and change what is known of it slowly."""
+LEARN_WINDOW_S = 150.0
+"""How far back `up` alone is asked for, to learn how often targets are scraped: every minute or
+more often."""
 UNKNOWN_WINDOW_S = 60.0
-"""How far back is asked while the interval of the scrapes is not known."""
+"""How far back is asked while that is not known."""
 SCRAPES = 2.5
 """How many scrapes a window holds: one may be missed before a member is called missing."""
-WINDOW_S_MIN, WINDOW_S_MAX = 4.0, 300.0
+WINDOW_S_MIN = 4.0
+SINCE_S_MAX = 10.0
+"""How much of a gap between two looks is asked for."""
 SAME_SCRAPE_S = 0.005
 UP = "up"
 
@@ -99,7 +104,6 @@ class PrometheusSource:
         self._now = now
         self._given: dict[str, float] = {}
         """By member, the moment of the newest scrape that was given."""
-        self._scrapes_s: float | None = None
         self._looked_at: float | None = None
         self._rare_due_at = float("-inf")
         self._chunks = list(_chunks(members))
@@ -111,33 +115,34 @@ class PrometheusSource:
         rare = now >= self._rare_due_at
         if rare:
             self._rare_due_at = now + RARE_EVERY_S
-        window_s = self._window_s(now)
+        since_s = 0.0 if self._looked_at is None else min(now - self._looked_at, SINCE_S_MAX)
         self._looked_at = now
         found = await asyncio.gather(
-            *(self._chunk(chunk, now, window_s, rare=rare) for chunk in self._chunks)
+            *(self._chunk(chunk, now, since_s, rare=rare) for chunk in self._chunks)
         )
         rows = tuple(seen for each in found for seen in each)
         return self._incarnations.stamped(Harvest(rows))
 
-    def _window_s(self, now: float) -> float:
-        """How far back to ask: every scrape since the last look, and enough to miss one."""
-        if self._scrapes_s is None:
-            return UNKNOWN_WINDOW_S
-        since_s = 0.0 if self._looked_at is None else now - self._looked_at
-        window_s = SCRAPES * self._scrapes_s + min(since_s, 10.0)
-        return min(max(window_s, WINDOW_S_MIN), WINDOW_S_MAX)
-
     async def _chunk(
-        self, chunk: "_Chunk", now: float, window_s: float, *, rare: bool
+        self, chunk: "_Chunk", now: float, since_s: float, *, rare: bool
     ) -> list[Observation]:
-        answer = await self._ask(chunk.query(window_s, rare=rare))
+        if rare or chunk.scrapes_s is None:
+            answer = await self._ask(chunk.query([UP], LEARN_WINDOW_S))
+            if isinstance(answer, str):
+                return chunk.missing(answer, now)
+            chunk.learn(answer)
+        window_s = chunk.window_s(since_s)
+        answer = await self._ask(chunk.query(chunk.all if rare else chunk.often, window_s))
         if isinstance(answer, str):
-            return [seen for one in chunk.members.values() for seen in _missing(one, answer, now)]
+            return chunk.missing(answer, now)
         scraped = chunk.sorted(answer)
-        self._learn(scraped.values())
         rows: list[Observation] = []
         for key, who in chunk.members.items():
-            rows += self._member(who, scraped.get(key), chunk.labels, key, now, window_s)
+            one = scraped.get(key)
+            if one is None:
+                rows += _missing(who, chunk.no_sample(key, window_s), now)
+            else:
+                rows += self._member(who, one, now)
         return rows
 
     async def _ask(self, query: str) -> list[_Series] | str:
@@ -166,31 +171,7 @@ class PrometheusSource:
         said = "; ".join(part for part in (why, answer.error[:200]) if part)
         return f"Prometheus: {said or 'it gave no answer'}"
 
-    def _learn(self, scraped: Iterable[_Scraped]) -> None:
-        """Learn how often Prometheus scrapes, from what it has."""
-        steps = [
-            later[0] - earlier[0]
-            for one in scraped
-            for series in one.series
-            if series.metric.get("__name__") == UP
-            for earlier, later in pairwise(series.values)
-        ]
-        if steps:
-            self._scrapes_s = max(0.1, median(steps))
-
-    def _member(
-        self,
-        who: "_Who",
-        scraped: _Scraped | None,
-        labels: Key,
-        key: Key,
-        now: float,
-        window_s: float,
-    ) -> Sequence[Observation]:
-        if scraped is None:
-            named = ", ".join(f'{a}="{b}"' for a, b in zip(labels, key, strict=True))
-            why = f"Prometheus has no sample of {{{named}}} in the last {window_s:.0f} s"
-            return _missing(who, why, now)
+    def _member(self, who: "_Who", scraped: _Scraped, now: float) -> Sequence[Observation]:
         if len(scraped.targets) > 1:
             told = ", ".join(f"{job} {instance}" for job, instance in sorted(scraped.targets)[:3])
             why = f"Prometheus has {len(scraped.targets)} targets for it ({told})"
@@ -218,17 +199,43 @@ class _Chunk:
         self.labels = labels
         self.members = members
         names = sorted({name for one in members.values() for name in one.reader.metric_names})
-        self._often = [UP, *(name for name in names if not name.endswith("_bucket"))]
-        self._all = [UP, *names]
+        self.often = [UP, *(name for name in names if not name.endswith("_bucket"))]
+        self.all = [UP, *names]
+        self.scrapes_s: float | None = None
+        """How often its slowest target is scraped; None while nobody knows."""
         self._of_whom = "".join(
             f",{label}=~{_quoted('|'.join(sorted({_literal(key[place]) for key in members})))}"
             for place, label in enumerate(labels)
         )
 
-    def query(self, window_s: float, *, rare: bool) -> str:
-        """Every raw sample of these members in the last seconds."""
-        names = "|".join(self._all if rare else self._often)
-        return f"{{__name__=~{_quoted(names)}{self._of_whom}}}[{round(window_s * 1000)}ms]"
+    def query(self, names: Sequence[str], window_s: float) -> str:
+        """Every raw sample that these members have of these names in the last seconds."""
+        wanted = _quoted("|".join(names))
+        return f"{{__name__=~{wanted}{self._of_whom}}}[{round(window_s * 1000)}ms]"
+
+    def learn(self, ups: Sequence[_Series]) -> None:
+        """Learn how often its targets are scraped; those that were scraped once tell nothing."""
+        steps_s = [
+            median(later[0] - earlier[0] for earlier, later in pairwise(series.values))
+            for series in ups
+            if len(series.values) > 1
+        ]
+        self.scrapes_s = max(steps_s, default=None)
+
+    def window_s(self, since_s: float) -> float:
+        """How far back to ask: every scrape since the last look, and enough to miss one."""
+        if self.scrapes_s is None:
+            return UNKNOWN_WINDOW_S
+        return max(SCRAPES * self.scrapes_s + since_s, WINDOW_S_MIN)
+
+    def missing(self, why: str, at: float) -> list[Observation]:
+        """Nothing was seen of any of them, and why."""
+        return [seen for who in self.members.values() for seen in _missing(who, why, at)]
+
+    def no_sample(self, key: Key, window_s: float) -> str:
+        """Why there is nothing of a member that Prometheus was asked for."""
+        named = ", ".join(f'{a}="{b}"' for a, b in zip(self.labels, key, strict=True))
+        return f"Prometheus has no sample of {{{named}}} in the last {window_s:.0f} s"
 
     def sorted(self, answer: Sequence[_Series]) -> dict[Key, _Scraped]:
         """The series of each member, by what its matchers say; others are left out."""

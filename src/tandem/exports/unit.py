@@ -56,7 +56,7 @@ def watch_unit(
         "# Fed by turns that ended, and by nothing else.",
         f"WatchdogSec={_watchdog_s(settings):.0f}",
         "Restart=on-failure",
-        "RestartSec=2",
+        "RestartSec=5",
         "# SIGTERM is no failure; a wrong tandem.toml is not mended by a restart.",
         "SuccessExitStatus=143",
         "RestartPreventExitStatus=2 3",

@@ -10,7 +10,7 @@ from tandem.parts import Parts, Tell
 from tandem.service.attendance import Attendance
 from tandem.service.counts import Counted, Counts
 from tandem.service.notify import Notifier
-from tandem.service.serving import serving
+from tandem.service.serving import metrics_served
 
 __all__ = ["Notifier", "serve"]
 
@@ -33,6 +33,6 @@ async def serve(
     deployment = parts.settings.deployment.name
     counts = Counts(deployment, parts.clock.now())
     parts = dataclasses.replace(parts, collector=Counted(parts.collector, counts))
-    async with serving(parts, counts, parts.settings.watch.metrics_port):
+    async with metrics_served(parts, counts, parts.settings.watch.metrics_port):
         attendant = Attendance(deployment, notifier, counts)
         await watch(parts, hunch=hunch, tell=tell, turns_max=turns_max, attendant=attendant)

@@ -21,7 +21,8 @@ from tandem.service.exposition import OPENMETRICS, PLAIN, page, wants_openmetric
 HOST = "127.0.0.1"
 INCIDENTS_EVERY_S = 15.0
 """Incident folders are read at most this often, however often somebody scrapes."""
-IDLE_S = 75.0
+IDLE_S = 20.0
+"""A client that says nothing for so long is let go."""
 REQUEST_BYTES_MAX = 8192
 BACKLOG = 16
 CLOSE_S = 1.0
@@ -60,7 +61,7 @@ class MetricsPage:
 
 
 @contextlib.asynccontextmanager
-async def serving(parts: Parts, counts: Counts, port: int) -> AsyncIterator[None]:
+async def metrics_served(parts: Parts, counts: Counts, port: int) -> AsyncIterator[None]:
     """Serve `/metrics` while inside; port 0 serves nothing.
 
     Raises `WorldError` naming who holds the port when it is taken.
@@ -94,4 +95,4 @@ def _taken(port: int, refused: OSError) -> WorldError:
     )
 
 
-__all__ = ["HOST", "MetricsPage", "serving"]
+__all__ = ["HOST", "MetricsPage", "metrics_served"]

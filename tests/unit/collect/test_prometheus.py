@@ -232,7 +232,7 @@ class TestMatchers:
         rows = await look.rows(v.PROGRESS_TOKENS_TOTAL)
 
         assert [(seen.subject, seen.value) for seen in rows] == [("a", 1), ("b", 2)]
-        assert 'job=~"sglang",pod=~"a-0|b-0"' in server.queries[0]
+        assert 'job=~"sglang",pod=~"a-0|b-0"' in server.queries[1]
 
     async def test_two_targets_for_one_member_are_not_added_up(self, server, look_at):
         """Two jobs that scrape the same address would count everything twice: that is said."""
@@ -259,21 +259,25 @@ class TestMatchers:
         rows = await look.tokens()
         asked = [len(re.findall(r"127\\\\.0", query)) for query in server.queries]
 
-        assert asked == [MEMBERS_PER_QUERY] * 10
+        # Twice the first time: how often they are scraped is asked for before anything else.
+        assert asked == [MEMBERS_PER_QUERY] * 20
         assert len(rows) == 2000
 
     async def test_buckets_are_asked_for_seldom(self, server, look_at):
         """Most of a page are histograms: they come with the first look and every half minute."""
+        server.result = scraped([5.0, 7.0], [100, 130])
         look = look_at()
         for _ in range(3):
             await look.rows()
         look.time += 31.0
         await look.rows()
+        data = [query for query in server.queries if "realtime" in query]
 
-        assert ["_bucket" in query for query in server.queries] == [True, False, False, True]
+        assert ["_bucket" in query for query in data] == [True, False, False, True]
+        assert len(server.queries) - len(data) == 2
 
     async def test_the_window_fits_the_scrapes(self, server, look_at):
-        """At first a minute is asked for; then what holds a few scrapes, since the last look."""
+        """`up` tells how often is scraped; then what holds a few scrapes, since the last look."""
         server.result = scraped([0, 15, 30], [1, 2, 3])
         look = look_at()
         await look.rows()
@@ -281,7 +285,31 @@ class TestMatchers:
         await look.rows()
         windows = [re.search(r"\[(\d+)ms\]$", query)[1] for query in server.queries]
 
-        assert windows == ["60000", "38500"]
+        assert windows == ["150000", "37500", "38500"]
+        assert '__name__=~"up"' in server.queries[0]
+
+    async def test_the_slowest_target_sets_the_window(self, server, look_at):
+        """One that is scraped every 15 s is not missing beside one that is every second."""
+        slow = {"instance": "127.0.0.1:30002"}
+        server.result = [
+            *scraped([7.0, 8.0, 9.0], [1, 2, 3]),
+            *scraped([-6.0, 9.0], [1, 2], **slow),
+        ]
+        look = look_at(member("a"), member("b", port=30002))
+        await look.rows()
+        windows = [re.search(r"\[(\d+)ms\]$", query)[1] for query in server.queries]
+
+        assert windows == ["150000", "37500"]
+
+    async def test_what_was_scraped_once_is_asked_for_anew(self, server, look_at):
+        """Until two scrapes are known a minute is asked for, and learning goes on."""
+        server.result = scraped([7.0], [1])
+        look = look_at()
+        await look.rows()
+        await look.rows()
+        windows = [re.search(r"\[(\d+)ms\]$", query)[1] for query in server.queries]
+
+        assert windows == ["150000", "60000"] * 2
 
 
 class TestFailures:

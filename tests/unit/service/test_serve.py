@@ -12,6 +12,8 @@ from tandem.errors import RefusedError, WorldError
 from tandem.records import WatchSettings
 from tandem.service import Notifier, serve
 from tandem.service.attendance import standing
+from tandem.service.counts import Counts
+from tandem.service.serving import metrics_served
 
 
 class Heard(Notifier):
@@ -187,6 +189,20 @@ class TestMetrics:
             site = site_of(faults.serving, watch=WatchSettings(metrics_port=port))
             with site.store.lock("watch"), pytest.raises(RefusedError, match="already under way"):
                 await served(site, Heard(), turns=1)
+
+    async def test_a_client_that_says_nothing_is_let_go(self, site_of, monkeypatch):
+        """Half a request holds a connection for a while, not for ever."""
+        monkeypatch.setattr("tandem.service.serving.IDLE_S", 0.05)
+        port = free_port()
+        site = site_of(faults.serving, watch=WatchSettings(metrics_port=port))
+        async with metrics_served(site.parts, Counts("x", 0.0), port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /met")
+            async with asyncio.timeout(10):
+                ended = await reader.read()
+            writer.close()
+
+        assert b"200 OK" not in ended
 
     async def test_off_by_default(self, site_of, monkeypatch):
         """Without a port nothing listens."""
