@@ -14,10 +14,11 @@ Real traffic that completed on a path stands in for its probe.
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandem.collect.incarnations import Incarnations
 from tandem.collect.known import Answers, known_text
+from tandem.collect.paths import CellWord, Knows, Released, Safety, Tokens
 from tandem.collect.words import fresh_text
 from tandem.ports import Clock, Completion, Engine, Harvest, Router
 from tandem.records import (
@@ -27,7 +28,6 @@ from tandem.records import (
     Path,
     ProbeSettings,
     Role,
-    Trait,
     Value,
 )
 from tandem.records import vocabulary as v
@@ -37,6 +37,11 @@ SOON_S = 1.0
 
 HOLD_S = 3600.0
 """How long a late probe is kept open when nothing ends it; after that it is abandoned."""
+
+SLICE_S = 1.0
+PAUSED_S = 2.0
+"""A second that took this much longer was none of the path's: Tandem itself was stopped, or
+starved, and could not have read an answer."""
 
 LONG_PAGES = 4
 LONG_PATIENCE = 3.0
@@ -50,12 +55,6 @@ PAGE_MARGIN_TOKENS = 8
 """A prompt is this much longer than one KV page."""
 
 Send = Callable[[str], Awaitable[Completion]]
-Safety = Callable[[str], Trait | None]
-"""The newest trait `T_ACTIVE_PROBE_SAFE` of a member, None before its adapter told."""
-Released = Callable[[Sequence[str], float], bool]
-"""Whether every hand-off queue of these members was seen empty after a time."""
-Tokens = Callable[[str], int | None]
-"""A number of tokens that a member's server information tells; None when it does not."""
 
 
 @dataclass(slots=True)
@@ -66,6 +65,8 @@ class _Out:
     sent_at: float
     lives: tuple[str | None, ...]
     tokens: int
+    due_at: float
+    """When it is late; put off by as long as Tandem itself did not run."""
     long: bool = False
     known: bool = False
     late: bool = False
@@ -78,30 +79,6 @@ class _Held:
     at: float
     lives: tuple[str | None, ...]
     said: str
-
-
-@dataclass(slots=True)
-class CellWord:
-    """What is said of a cell whose data-parallel ranks are probed one pair at a time."""
-
-    subject: str
-    words: dict[str, str] = field(default_factory=dict)
-
-    def told(self, path: str, word: str) -> str:
-        """The cell's word once one of its paths said one: an overdue path outweighs the rest."""
-        self.words[path] = word
-        return next((one for one in ("stuck", "late") if one in self.words.values()), word)
-
-
-@dataclass(frozen=True, slots=True)
-class Knows:
-    """What a probe asks about the members of its path before it sends anything."""
-
-    safety: Safety
-    recently_completed: Callable[[str], bool] = lambda _: False
-    released: Released = lambda _members, _since: False
-    page_tokens: Tokens = lambda _: None
-    context_tokens: Tokens = lambda _: None
 
 
 class ProbeSource:
@@ -159,6 +136,7 @@ class ProbeSource:
         self._note_restarts()
         settled: list[Observation] = []
         if self._out is not None:
+            await self._until_deadline(self._out)
             settled = await self._settle(self._out)
             if self._out is not None:
                 # Its end says that the path moves: that must not come late.
@@ -230,8 +208,17 @@ class ProbeSource:
 
         tokens = words + self._settings.output_tokens
         self._sent += 1
-        task = asyncio.create_task(sending())
-        return _Out(task, self._clock.now(), self._lives(), tokens, long, known)
+        patience = LONG_PATIENCE if long else 1.0
+        now = self._clock.now()
+        return _Out(
+            asyncio.create_task(sending()),
+            now,
+            self._lives(),
+            tokens,
+            now + self._settings.deadline_s * patience,
+            long,
+            known,
+        )
 
     def _words(self, *, long: bool) -> int:
         """How many words to send, about one token each: more than the largest page of the path."""
@@ -248,15 +235,17 @@ class ProbeSource:
     def _lives(self) -> tuple[str | None, ...]:
         return tuple(self._incarnations.of(name) for name in self._ends)
 
-    def _deadline_s(self, out: _Out) -> float:
-        return self._settings.deadline_s * (LONG_PATIENCE if out.long else 1.0)
-
     async def _until_deadline(self, out: _Out) -> None:
-        waiting = asyncio.create_task(self._clock.sleep(self._deadline_s(out)))
-        try:
-            await asyncio.wait((out.task, waiting), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
+        while not out.task.done() and (left_s := out.due_at - self._clock.now()) > 0:
+            slice_s, began = min(left_s, SLICE_S), self._clock.now()
+            waiting = asyncio.create_task(self._clock.sleep(slice_s))
+            try:
+                await asyncio.wait((out.task, waiting), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+                paused_s = self._clock.now() - began - slice_s
+                if paused_s > PAUSED_S:
+                    out.due_at += paused_s
 
     async def _settle(self, out: _Out) -> list[Observation]:
         """What can be said of the probe now; a finished or freed one is out no longer."""

@@ -315,6 +315,36 @@ class TestOneStuckProbe:
         assert (await bench.look())[v.PROBE] == "completed"
 
 
+class TestPaused:
+    """A Tandem that did not run itself."""
+
+    async def test_time_in_which_tandem_was_stopped_makes_no_probe_late(self, bench):
+        """An answer that came meanwhile is read first; only then does the deadline go on."""
+        paused = [40.0]
+        slept = bench.clock.sleep
+
+        async def sleep(seconds):
+            await slept(seconds + (paused.pop() if paused else 0.0))
+            if bench.clock.now() > 142.0:
+                bench.path.end.set()
+
+        bench.clock.sleep = sleep
+        said = await bench.look()
+
+        assert said[v.PROBE] == "completed"
+        assert bench.clock.now() < 146.0
+
+    async def test_a_look_that_was_cut_short_goes_on_waiting(self, bench):
+        """The collector may give a look up; its probe is late when its own time is over."""
+        look = asyncio.create_task(bench.look())
+        await asyncio.sleep(0)
+        look.cancel()
+        await asyncio.gather(look, return_exceptions=True)
+        said = await bench.look()
+
+        assert (said[v.PROBE], bench.clock.now(), len(bench.path.sent)) == ("late", 105.0, 1)
+
+
 class TestHeldBack:
     """Where no probe is sent."""
 
