@@ -127,7 +127,9 @@ class ContainerSource:
         try:
             seen = await self._inspect(watched, watched.name)
         except WorldError as error:
-            return Harvest((self._row(member, v.CONTAINER, missing=error.clause),))
+            # What was told last would stand for ever otherwise.
+            names = (v.CONTAINER, v.CONTAINER_STATE)
+            return Harvest(tuple(self._row(member, one, missing=error.clause) for one in names))
         before, watched.last = watched.last, seen
         ends = await self._ends(watched.engine, before, seen)
         rows = [*self._rows(member, seen)]

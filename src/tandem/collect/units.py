@@ -118,7 +118,9 @@ class UnitSource:
         try:
             return await self._look(member)
         except WorldError as error:
-            return Harvest((self._row(member, v.UNIT, missing=error.clause),))
+            # What was told last would stand for ever otherwise.
+            names = (v.UNIT, v.UNIT_STATE)
+            return Harvest(tuple(self._row(member, one, missing=error.clause) for one in names))
 
     def _due(self, watched: _Watched, member: Member) -> bool:
         """Whether it is time for a look, or a life is seen that was not there at the last."""

@@ -62,7 +62,7 @@ def _stopped(facts: Facts, member: Member) -> Candidate | None:
 
 def _frozen(facts: Facts, member: Member) -> Candidate | None:
     """A container that somebody paused."""
-    seen = facts.latest(member.name, v.CONTAINER_STATE)
+    seen = facts.last(member.name, v.CONTAINER_STATE)
     if seen is None or seen.value != "paused" or facts.now - seen.at < PAUSED_S:
         return None
     heard = asked(facts, member)

@@ -206,6 +206,7 @@ class TestReasons:
         seen, _ = await look(source_of(docker.path))
 
         assert "has no container decode" in seen[v.CONTAINER].missing
+        assert "has no container decode" in seen[v.CONTAINER_STATE].missing
 
     async def test_the_second_engine_is_asked_when_the_first_has_none(
         self, docker, source_of, tmp_path
