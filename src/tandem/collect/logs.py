@@ -85,6 +85,10 @@ class LogSource:
         if self._former is not None:
             # Who never opens its log again goes on writing to the file that was renamed.
             left -= self._take(self._former, left)
+            if self._former.deleted() and left == READ_BYTES_MAX:
+                # Held open it would keep the disk from getting its space back.
+                self._former.close()
+                self._former = None
         while left > 0:
             left -= self._take(self._file, left)
             if left <= 0 or not self._moved_on(path, self._file):
@@ -181,6 +185,10 @@ class _File:
         """Whether the path still leads to this file; raises `FileNotFoundError` when to none."""
         ours, theirs = os.fstat(self._file.fileno()), path.stat()
         return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+
+    def deleted(self) -> bool:
+        """Whether no name leads to it any more."""
+        return os.fstat(self._file.fileno()).st_nlink == 0
 
     def _written_anew(self) -> bool:
         """Whether it was cut since the last look, even where it has grown again beyond that."""

@@ -113,6 +113,22 @@ class TestFollowing:
 
         assert lines.value == 3
 
+    async def test_a_renamed_file_that_is_deleted_is_let_go(self, bench):
+        """Compressed and deleted, it shall give its space back; its last lines are counted."""
+        renamed = bench.path.with_suffix(".1")
+        bench.path.write_text("one\n")
+        await bench.look()
+        bench.path.rename(renamed)
+        bench.path.write_text("")
+        await bench.look()
+        with renamed.open("a") as log:
+            log.write("two\n")
+        renamed.unlink()
+        lines, _, _ = await bench.look()
+        await bench.look()
+
+        assert (lines.value, bench.source._former) == (2, None)
+
     async def test_a_second_rotation_lets_go_of_the_oldest(self, bench):
         """At most two files are open, however often the log is rotated."""
         for turn in range(5):
