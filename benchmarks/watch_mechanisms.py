@@ -37,6 +37,8 @@ class Mechanism:
     """Findings that count as noticing it."""
     bound_s: float = 45.0
     """Not noticed within this is missed."""
+    waits: bool = True
+    """Whether a client waits for what hangs; else time begins when the injection is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +59,18 @@ def switched(member: str, **switches: Any) -> Inject:
     return inject
 
 
-def restarted_alone(memory: str, times: int, between_s: float = 1.0) -> Inject:
-    """Decode-only restarts against a prefill that remembers its decodes in this way."""
+def restarted_alone(memory: str, times: int, *, in_flight_ms: float = 0.0) -> Inject:
+    """Decode-only restarts against a prefill that remembers its decodes in this way.
+
+    `in_flight_ms` is how long a hand-off takes meanwhile, so that some are under way.
+    """
 
     async def inject(site: Site, _: Clients) -> None:
-        await site.switch("prefill-0", peer_memory=memory)
+        await site.switch("prefill-0", peer_memory=memory, handoff_delay_ms=in_flight_ms)
         for _turn in range(times):
-            await asyncio.sleep(between_s)
+            await asyncio.sleep(1.0)
             await site.restart("decode-0")
+        await site.switch("prefill-0", handoff_delay_ms=0.0)
 
     return inject
 
@@ -185,9 +191,10 @@ MECHANISMS: dict[str, Mechanism] = {
         ),
         Mechanism(
             "peer_memory=orphaned, two restarts",
-            restarted_alone("orphaned", 2),
+            restarted_alone("orphaned", 2, in_flight_ms=400.0),
             ("prefill-0", "decode-0"),
             total=False,
+            waits=False,
             bound_s=90.0,
         ),
         Mechanism(

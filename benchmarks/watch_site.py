@@ -85,6 +85,8 @@ class Site:
     watch: asyncio.subprocess.Process | None = None
     watch_cpu_s: float = 0.0
     """CPU time of watches that ended."""
+    keep: bool = False
+    """Leave the folder when all is over: there is something to look into."""
 
     @property
     def prefill_names(self) -> list[str]:
@@ -213,6 +215,16 @@ class Site:
             if reply.status != 200:
                 raise RuntimeError(f"{member} refused {switches}: {await reply.text()}")
 
+    async def inflight(self) -> int:
+        """Hand-offs that prefills hold, by their live word."""
+        held = 0
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10.0)) as http:
+            for name in self.prefill_names:
+                async with http.get(f"{self.url(name)}/v1/loads?include=core,disagg") as reply:
+                    loads = json.loads(await reply.read())["loads"]
+                held += sum(one["disaggregation"]["prefill_inflight_queue_reqs"] for one in loads)
+        return held
+
     def forget_switches(self) -> None:
         """What a member reads at its next start: everything off."""
         for path in self.root.glob("switchboard-*.json"):
@@ -289,8 +301,7 @@ async def up(site: Site, *, watched: bool = True) -> AsyncIterator[Site]:
             await site.tandem("down")
         except RuntimeError:
             await site.tandem("down")
-        keep = os.environ.get("KEEP_SITES")
-        if not keep:
+        if not site.keep:
             shutil.rmtree(site.root, ignore_errors=True)
 
 

@@ -7,6 +7,7 @@ For: bars on noticing. Not for: false findings (`watch_soak.py`).
 """
 
 import asyncio
+import os
 import random
 import tempfile
 import time
@@ -117,7 +118,12 @@ class Lane:
                 clients.begin_lone(load, lambda: bool(site.findings(injected_at)))
             found = await self._noticed(site, mechanism, injected_at, ready_at)
             await asyncio.sleep(SETTLE_S)
-            figures = scored(clients, mechanism, stall, found, began_at, injected_at)
+            if not mechanism.waits and found is None:
+                await clients.hang_up()
+                await asyncio.sleep(SETTLE_S)
+                if not await site.inflight():
+                    return {"invalid": "nothing is held: the fault did not act"}
+            figures = scored(clients, mechanism, stall, found, (began_at, injected_at, ready_at))
             figures["ttft_s"] = [round(one, 3) for one in ttfts[-200:]]
             figures["false_before"] = [asdict(one) for one in false]
             figures["also"] = sorted(
@@ -130,6 +136,7 @@ class Lane:
                 await self.forget_deployment()
             elif found is not None:
                 figures["closed_after_s"] = await site.quiet(60.0)
+            site.keep = site.keep or found is None
             said = "MISSED" if found is None else f"{figures['after_s']:.1f} s ({found.kind})"
             say(f"    {name_of(stall)}: {said}")
             return figures
@@ -178,20 +185,17 @@ def scored(
     mechanism: Mechanism,
     stall: Stall,
     found: Found | None,
-    began_at: float,
-    injected_at: float,
+    times: tuple[float, float, float],
 ) -> Figures:
-    """The finding held against the client's log."""
-    now = time.time()
+    """The finding held against the client's log; `times`: traffic, fault begun, fault complete."""
+    now, (began_at, injected_at, ready_at) = time.time(), times
     hung = clients.first_hung(began_at, now)
     acted = hung is not None and (found is not None or now - hung.sent_at > NOTICE_BAR_S)
-    if not acted and mechanism.total:
-        return {
-            "invalid": "no client waits: the fault did not act",
-        }
+    if mechanism.waits and not acted:
+        return {"invalid": "no client waits: the fault did not act"}
     noticed_at = found.told_at if found is not None else now
     progress_at = clients.last_progress(noticed_at)
-    begun_at = hung.sent_at if hung is not None else injected_at
+    begun_at = hung.sent_at if hung is not None and mechanism.waits else ready_at
     figures: Figures = {
         "site": stall.site, "mechanism": stall.mechanism, "traffic": stall.traffic,
         "total": mechanism.total, "found": found.kind if found is not None else None,
@@ -200,12 +204,10 @@ def scored(
         "from_progress_s": round(noticed_at - progress_at, 2) if progress_at else None,
         "from_injection_s": round(noticed_at - injected_at, 2),
         "requests": len(clients.log), "completed": clients.completed(),
-        "open": clients.open_count(),
+        "open": clients.open_count(), "load": os.getloadavg()[0],
     }  # fmt: skip
-    busy = stall.traffic == "saturated" and mechanism.total
-    figures["after_s"] = (
-        figures["from_progress_s"] if busy and progress_at else figures["from_first_hung_s"]
-    )
+    busy = stall.traffic == "saturated" and mechanism.total and progress_at is not None
+    figures["after_s"] = figures["from_progress_s" if busy else "from_first_hung_s"]
     return figures
 
 
