@@ -60,8 +60,9 @@ class Found:
     kind: str
     subject: str
     onset_at: float
-    found_at: float
     told_at: float
+    again: bool
+    """Whether it had been told before, and had cleared."""
     closed_at: float | None
     actionable: bool
     summary: str
@@ -231,28 +232,36 @@ class Site:
             path.unlink()
 
     def findings(self, since: float = 0.0) -> list[Found]:
-        """What the watch told since then, oldest first; from its store, read only."""
+        """What the watch told since then, oldest first; from its store, read only.
+
+        A finding that came back is told again, and is here again.
+        """
         path = self.root / ".tandem" / "state.sqlite"
         if not path.exists():
             return []
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as base:
-            told = {
-                json.loads(data)["id"]: at
-                for at, data in base.execute(
-                    "SELECT at, data FROM events WHERE kind = 'finding' ORDER BY id DESC"
-                )
-            }
+            told = base.execute(
+                "SELECT at, kind, data FROM events WHERE kind IN ('finding', 'recurred') "
+                "AND at >= ? ORDER BY id",
+                (since,),
+            ).fetchall()
             rows = [json.loads(body) for (body,) in base.execute("SELECT body FROM findings")]
-        found = [
+        known = {one["id"]: one for one in rows}
+        return [
             Found(
-                one["id"], one["kind"], one["subject"], one["onset_at"], one["found_at"],
-                told.get(one["id"], one["found_at"]), one.get("closed_at"),
-                one.get("actionable", True), one["summary"],
+                id=one["id"],
+                kind=one["kind"],
+                subject=one["subject"],
+                onset_at=one["onset_at"],
+                told_at=at,
+                again=kind == "recurred",
+                closed_at=one.get("closed_at"),
+                actionable=one.get("actionable", True),
+                summary=one["summary"],
             )
-            for one in rows
-            if one["found_at"] >= since
-        ]  # fmt: skip
-        return sorted(found, key=lambda one: one.found_at)
+            for at, kind, data in told
+            if (one := known.get(json.loads(data)["id"])) is not None
+        ]
 
     def events(self, since: float = 0.0) -> list[tuple[float, str, str]]:
         """What the watch said: when, which kind, the sentence."""

@@ -194,7 +194,7 @@ async def one(number: int, minutes: float, seed: int) -> Figures:
         cpu_s, rss_mb = site.watch_use()
         alarms = await asyncio.to_thread(recorder.alarms)
         site.keep = any(one.actionable for one in found)
-        false = [asdict(one) | _during(phases, one.found_at) for one in found if one.actionable]
+        false = [asdict(one) | _during(phases, one.told_at) for one in found if one.actionable]
         return {
             "kind": kind, "began": began, "hours": (ended - began) / 3600.0, "phases": phases,
             "requests": len(clients.log), "completed": clients.completed(),
