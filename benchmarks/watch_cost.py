@@ -43,18 +43,24 @@ async def tokens(http: aiohttp.ClientSession, site: Site) -> float:
     return total
 
 
-def probes(site: Site, since: float, until: float) -> tuple[float, dict[str, int]]:
+def probes(site: Site, since: float, until: float) -> tuple[float, dict[str, float]]:
     """Tokens of the watch's own probes in a stretch, and how many were sent on each path."""
     path = site.root / ".tandem" / "state.sqlite"
-    query = "SELECT subject, name, value FROM observations WHERE at BETWEEN ? AND ? AND name IN {}"
+    query = (
+        "SELECT subject, name, at, value FROM observations "
+        "WHERE at <= ? AND name IN ('probe_tokens_total', 'probes_sent_total') ORDER BY id"
+    )
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as base:
-        rows = base.execute(query.format("('probe', 'probe_tokens')"), (since, until)).fetchall()
-    spent = sum(float(value) for _, name, value in rows if name == "probe_tokens")
-    sent: dict[str, int] = {}
-    for subject, name, value in rows:
-        if name == "probe" and value in ('"completed"', '"late"', '"failed"'):
-            sent[subject] = sent.get(subject, 0) + 1
-    return spent, sent
+        rows = base.execute(query, (until,)).fetchall()
+    before: dict[tuple[str, str], float] = {}
+    after: dict[tuple[str, str], float] = {}
+    for subject, name, at, value in rows:
+        after[subject, name] = float(value)
+        if at < since:
+            before[subject, name] = float(value)
+    grown = {key: value - before.get(key, 0.0) for key, value in after.items()}
+    spent = sum(by for (_, name), by in grown.items() if name == "probe_tokens_total")
+    return spent, {one: by for (one, name), by in grown.items() if name == "probes_sent_total"}
 
 
 class _Use:

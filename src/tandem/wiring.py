@@ -204,6 +204,7 @@ def _sources(
         released=recent.released,
         page_tokens=recent.page_tokens,
         context_tokens=recent.context_tokens,
+        tokens_per_s=recent.tokens_per_s,
     )
     return found
 

@@ -38,3 +38,4 @@ class Knows:
     released: Released = lambda _members, _since: False
     page_tokens: Tokens = lambda _: None
     context_tokens: Tokens = lambda _: None
+    tokens_per_s: Callable[[str], float] = lambda _: 0.0

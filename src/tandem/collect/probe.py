@@ -54,6 +54,9 @@ PER_SECOND = 20.0
 PAGE_MARGIN_TOKENS = 8
 """A prompt is this much longer than one KV page."""
 
+TOKEN_SHARE = 0.0004
+"""Of what a loaded path computes, what its probe may cost: with the routed one under 0.1 %."""
+
 Send = Callable[[str], Awaitable[Completion]]
 
 
@@ -123,7 +126,7 @@ class ProbeSource:
         self._known: tuple[str | None, ...] = (None,) * len(self._ends)
         self._owed: list[bool] = []
         """Probes that a restart asks for, whether each is a long one; traffic is none of them."""
-        self._sent, self._tokens = 0, 0
+        self._sent, self._tokens, self._sent_at = 0, 0, float("-inf")
         self._tokens_per_word = 1.0
         """As the answer to the last short probe says; vocabularies of bytes have five."""
         self._answers = Answers()
@@ -152,7 +155,8 @@ class ProbeSource:
             return Harvest((*settled, *self._said("stuck", self._held.said)))
         self._held = None
         busy = self._knows.recently_completed(self._subject)
-        if not self._owed and busy and not self._asks_known(busy=busy):
+        dear = not self._owed and self._too_dear()
+        if dear or (not self._owed and busy and not self._asks_known(busy=busy)):
             # Looked at again soon: when the traffic stops, the probe must not be late as well.
             self.interval_s = SOON_S
             return Harvest(tuple(settled))
@@ -192,6 +196,12 @@ class ProbeSource:
         """Whether nothing can be left of a probe that never got its answer."""
         return self._moved_on(held) or self._knows.released(self._engines, held.at)
 
+    def _too_dear(self) -> bool:
+        """Whether the path works hard, and a probe now would take more than its share of that."""
+        budget_per_s = TOKEN_SHARE * self._knows.tokens_per_s(self._subject)
+        cost = self._words(long=False) * self._tokens_per_word + self._settings.output_tokens
+        return (self._clock.now() - self._sent_at) * budget_per_s < cost and budget_per_s > 0
+
     def _asks_known(self, *, busy: bool) -> bool:
         """Whether the known prompt is due; which cell a routed one would take nobody can tell."""
         return self._engines == self._ends and self._answers.due(self._clock.now(), busy=busy)
@@ -207,9 +217,9 @@ class ProbeSource:
             return await self._send(prompt)
 
         tokens = words + self._settings.output_tokens
-        self._sent += 1
         patience = LONG_PATIENCE if long else 1.0
         now = self._clock.now()
+        self._sent, self._sent_at = self._sent + 1, now
         return _Out(
             asyncio.create_task(sending()),
             now,
@@ -386,13 +396,14 @@ def probes(  # noqa: PLR0913 - a deployment, who speaks to it, and what is known
     released: Released = lambda _members, _since: False,
     page_tokens: Tokens = lambda _: None,
     context_tokens: Tokens = lambda _: None,
+    tokens_per_s: Callable[[str], float] = lambda _: 0.0,
 ) -> list[ProbeSource]:
     """A source for every path of the matrix, and one through each router, unpinned.
 
     The routed one is labelled with the router's name, because nobody can tell which cell it took.
     """
     given = (settings, clock, incarnations)
-    knows = Knows(safety, recently_completed, released, page_tokens, context_tokens)
+    knows = Knows(safety, recently_completed, released, page_tokens, context_tokens, tokens_per_s)
     found: list[ProbeSource] = []
     cells: dict[str, CellWord] = {}
     paths = deployment.paths()

@@ -21,6 +21,11 @@ ZERO_S = 4.0
 COMPLETIONS_MIN = 2
 """Beyond our own probes: one more may be another Tandem's."""
 
+LOADED_S = 10.0
+"""Over how long the tokens that a loaded path computes are counted."""
+HEALTH_TOKENS_PER_S = 2.5
+"""What health checks alone may compute on one engine."""
+
 SAMPLES_MAX = 16
 ANSWERED = frozenset({"completed", "unproven"})
 """What a probe says when engines have counted it."""
@@ -110,6 +115,43 @@ class Recent:
             and self._emptied([cell.prefill, cell.decode], self._now() - ZERO_S)
         )
 
+    def tokens_per_s(self, subject: str) -> float:
+        """Tokens a second that a loaded path, or all behind a loaded router, computed lately.
+
+        0.0 where a hand-off queue was empty lately: that is no load. And where nothing was
+        computed in the last seconds beyond health checks, or cells cannot be told apart.
+        """
+        members = [one for one in self._deployment.members if one.role is not Role.ROUTER]
+        if self._deployment.member(subject) is None:
+            cell = next((one for one in self._deployment.cells() if one.subject == subject), None)
+            if cell is None or (counter := self._counter_of(cell)) is None:
+                return 0.0
+            # The partner that has no other: what it computes is computed on this cell.
+            members = [one for one in members if one.name == counter[0]]
+        else:
+            cell = None
+        ends = [cell.prefill, cell.decode] if cell else [one.name for one in members]
+        if self._emptied(ends, self._now() - ZERO_S):
+            return 0.0
+        rates = [
+            self._rate(one.name, LOADED_S)
+            for one in members
+            if self._rate(one.name, WITHIN_S + 0.5) > 0
+        ]
+        return sum(rates)
+
+    def _rate(self, member: str, within_s: float) -> float:
+        since = self._now() - within_s
+        samples = [
+            one
+            for one in self._samples.get((member, v.PROGRESS_TOKENS_TOTAL, ""), ())
+            if one[0] >= since
+        ]
+        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
+            return 0.0
+        grown = samples[-1][1] - samples[0][1]
+        return max(0.0, grown / (samples[-1][0] - samples[0][0]) - HEALTH_TOKENS_PER_S)
+
     def _counter_of(self, cell: Path) -> Key | None:
         """A counter that counts what completed on this cell and on no other."""
         if len(self._deployment.of(Role.PREFILL)) == 1:
@@ -144,7 +186,9 @@ class Recent:
         )
 
 
-_COUNTERS = frozenset({v.REQUESTS_TOTAL, v.TRANSFERS_TOTAL, v.ROUTER_RESPONSES_TOTAL})
+_COUNTERS = frozenset(
+    {v.REQUESTS_TOTAL, v.TRANSFERS_TOTAL, v.ROUTER_RESPONSES_TOTAL, v.PROGRESS_TOKENS_TOTAL}
+)
 _NUMBERS = _COUNTERS | {queue for queues in _QUEUES.values() for queue in queues}
 
 __all__ = ["Recent"]

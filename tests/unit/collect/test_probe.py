@@ -45,6 +45,7 @@ class Bench:
         self.live("decode-0", "d1")
         settings = options.pop("settings", ProbeSettings(deadline_s=5.0))
         about = ("safety", "recently_completed", "released", "page_tokens", "context_tokens")
+        about += ("tokens_per_s",)
         told = {name: options.pop(name) for name in about if name in options}
         self.source = ProbeSource(
             CELL,
@@ -398,3 +399,24 @@ def test_probe_texts_are_fresh_and_of_the_wanted_length():
     one, two = fresh_text(24), fresh_text(24)
 
     assert (len(one.split()), one != two) == (24, True)
+
+
+class TestUnderLoad:
+    """Probes of a path that works hard."""
+
+    async def test_a_loaded_path_is_probed_from_its_own_share(self):
+        """At 1,000 tokens a second 26 tokens are worth a probe every 65 s; still, at once."""
+        rate = [1000.0]
+        bench = Bench(tokens_per_s=lambda _: rate[0])
+        bench.path.end.set()
+        sent = []
+        for _ in range(3):
+            await bench.look()
+            sent.append(len(bench.path.sent))
+            bench.clock.at += 40.0
+        rate[0] = 0.0
+        bench.clock.at -= 39.0
+        await bench.look()
+        await bench.source.close()
+
+        assert (sent, len(bench.path.sent)) == ([1, 1, 2], 3)

@@ -32,11 +32,13 @@ class Bench:
         self.recent = Recent(self.deployment, lambda: self.at)
         self.queues = {}
         self.done = 0
+        self.tokens = 0
 
-    def second(self, completed=0, probes=()):
+    def second(self, completed=0, probes=(), tokens=0):
         """One second in which requests completed everywhere and probes ended."""
         self.at += 1.0
         self.done += completed + len(probes)
+        self.tokens += tokens
         rows = [("probe", subject, v.PROBE, "", "completed") for subject in probes]
         rows.append(("router", "r", v.ROUTER_RESPONSES_TOTAL, "200", self.done))
         for member in self.deployment.members:
@@ -48,6 +50,7 @@ class Bench:
                 queues = (v.PREALLOC_QUEUE_REQS, v.TRANSFER_QUEUE_REQS)
             else:
                 continue
+            rows.append(("metrics", member.name, v.PROGRESS_TOKENS_TOTAL, "", self.tokens))
             rows += [("loads", member.name, one, "", self.queues.get(one, 0)) for one in queues]
         self.recent.read(
             Harvest(
@@ -146,3 +149,41 @@ def test_the_newest_word_on_safety_counts():
 
     assert recent.safety("p0").value is False
     assert recent.safety("d0") is None
+
+
+class TestLoad:
+    """What a path computes for others, which is what its probes are paid from."""
+
+    def test_a_loaded_path_tells_what_it_computes(self):
+        """Of a pair the decode's tokens beyond health checks; behind the router those of both."""
+        bench = Bench()
+        bench.queues[v.TRANSFER_QUEUE_REQS] = 1
+        bench.seconds(12, tokens=102.5)
+
+        assert bench.recent.tokens_per_s(CELL) == pytest.approx(100.0)
+        assert bench.recent.tokens_per_s("r") == pytest.approx(200.0)
+
+    @pytest.mark.parametrize("after", [{"tokens": 2}, {"tokens": 0}])
+    def test_a_path_that_stands_still_is_not_loaded(self, after):
+        """Three seconds without tokens but those of health checks, and probes are free again."""
+        bench = Bench()
+        bench.queues[v.TRANSFER_QUEUE_REQS] = 1
+        bench.seconds(9, tokens=100)
+        bench.seconds(4, **after)
+
+        assert bench.recent.tokens_per_s(CELL) == 0.0
+
+    def test_where_queues_empty_nothing_is_loaded(self):
+        """Light traffic computes as well."""
+        bench = Bench()
+        bench.seconds(9, tokens=100)
+
+        assert bench.recent.tokens_per_s(CELL) == 0.0
+
+    def test_cells_that_cannot_be_told_apart_are_probed(self):
+        """In a matrix nobody knows whose tokens they were."""
+        bench = Bench(prefills=2, decodes=2)
+        bench.queues[v.TRANSFER_QUEUE_REQS] = 1
+        bench.seconds(9, tokens=100)
+
+        assert bench.recent.tokens_per_s(CELL) == 0.0
