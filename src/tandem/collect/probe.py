@@ -55,7 +55,7 @@ PAGE_MARGIN_TOKENS = 8
 """A prompt is this much longer than one KV page."""
 
 TOKEN_SHARE = 0.0004
-"""Of what a loaded path computes, what its probe may cost: with the routed one under 0.1 %."""
+"""Of what a path at work computes, what its probe may cost: with the routed one under 0.1 %."""
 
 Send = Callable[[str], Awaitable[Completion]]
 
@@ -197,7 +197,7 @@ class ProbeSource:
         return self._moved_on(held) or self._knows.released(self._engines, held.at)
 
     def _too_dear(self) -> bool:
-        """Whether the path works hard, and a probe now would take more than its share of that."""
+        """Whether the path works, and a probe now would take more than its share of that."""
         budget_per_s = TOKEN_SHARE * self._knows.tokens_per_s(self._subject)
         cost = self._words(long=False) * self._tokens_per_word + self._settings.output_tokens
         return (self._clock.now() - self._sent_at) * budget_per_s < cost and budget_per_s > 0

@@ -116,29 +116,26 @@ class Recent:
         )
 
     def tokens_per_s(self, subject: str) -> float:
-        """Tokens a second that a loaded path, or all behind a loaded router, computed lately.
+        """Tokens a second that a path, or all behind a router, computed lately for others.
 
-        0.0 where a hand-off queue was empty lately: that is no load. And where nothing was
-        computed in the last seconds beyond health checks, or cells cannot be told apart.
+        0.0 where none of them was completed lately, where nothing was computed in the last seconds
+        beyond health checks, and in a matrix whose cells cannot be told apart.
         """
-        members = [one for one in self._deployment.members if one.role is not Role.ROUTER]
-        if self._deployment.member(subject) is None:
-            cell = next((one for one in self._deployment.cells() if one.subject == subject), None)
-            if cell is None or (counter := self._counter_of(cell)) is None:
-                return 0.0
-            # The partner that has no other: what it computes is computed on this cell.
-            members = [one for one in members if one.name == counter[0]]
+        members = [one.name for one in self._deployment.members if one.role is not Role.ROUTER]
+        if self._deployment.member(subject) is not None:
+            counter: Key | None = (subject, v.ROUTER_RESPONSES_TOTAL, "200")
+            own = {subject}
         else:
-            cell = None
-        ends = [cell.prefill, cell.decode] if cell else [one.name for one in members]
-        if self._emptied(ends, self._now() - ZERO_S):
+            cell = next((one for one in self._deployment.cells() if one.subject == subject), None)
+            counter = None if cell is None else self._counter_of(cell)
+            # The partner that has no other: what it computes is computed on this cell.
+            members = [] if counter is None else [counter[0]]
+            own = set() if counter is None else self._probes_counted_in(counter[0])
+        if counter is None or self._grown(counter, own, LOADED_S) < 1:
             return 0.0
-        rates = [
-            self._rate(one.name, LOADED_S)
-            for one in members
-            if self._rate(one.name, WITHIN_S + 0.5) > 0
-        ]
-        return sum(rates)
+        return sum(
+            self._rate(one, LOADED_S) for one in members if self._rate(one, WITHIN_S + 0.5) > 0
+        )
 
     def _rate(self, member: str, within_s: float) -> float:
         since = self._now() - within_s
@@ -166,9 +163,9 @@ class Recent:
         routers = self._deployment.of(Role.ROUTER)
         return {one.subject for one in cells} | {one.name for one in routers}
 
-    def _grown(self, key: Key, own: set[str]) -> float:
+    def _grown(self, key: Key, own: set[str], within_s: float = WITHIN_S) -> float:
         """How much a counter grew in the last seconds beyond our own probes."""
-        since = self._now() - WITHIN_S
+        since = self._now() - within_s
         samples = [one for one in self._samples.get(key, ()) if one[0] >= since]
         if len(samples) < 2:
             return 0.0

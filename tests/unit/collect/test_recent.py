@@ -154,36 +154,34 @@ def test_the_newest_word_on_safety_counts():
 class TestLoad:
     """What a path computes for others, which is what its probes are paid from."""
 
-    def test_a_loaded_path_tells_what_it_computes(self):
+    def test_a_path_at_work_tells_what_it_computes(self):
         """Of a pair the decode's tokens beyond health checks; behind the router those of both."""
         bench = Bench()
-        bench.queues[v.TRANSFER_QUEUE_REQS] = 1
-        bench.seconds(12, tokens=102.5)
+        bench.seconds(12, tokens=102.5, completed=1)
 
         assert bench.recent.tokens_per_s(CELL) == pytest.approx(100.0)
         assert bench.recent.tokens_per_s("r") == pytest.approx(200.0)
 
     @pytest.mark.parametrize("after", [{"tokens": 2}, {"tokens": 0}])
-    def test_a_path_that_stands_still_is_not_loaded(self, after):
+    def test_a_path_that_stands_still_is_not_at_work(self, after):
         """Three seconds without tokens but those of health checks, and probes are free again."""
         bench = Bench()
-        bench.queues[v.TRANSFER_QUEUE_REQS] = 1
-        bench.seconds(9, tokens=100)
+        bench.seconds(9, tokens=100, completed=1)
         bench.seconds(4, **after)
 
         assert bench.recent.tokens_per_s(CELL) == 0.0
 
-    def test_where_queues_empty_nothing_is_loaded(self):
-        """Light traffic computes as well."""
+    def test_tokens_that_complete_nothing_pay_for_nothing(self):
+        """Who computes and is never done may be what a probe has to show; so may our own."""
         bench = Bench()
-        bench.seconds(9, tokens=100)
+        bench.seconds(15, tokens=100)
+        bench.second(tokens=100, probes=(CELL,))
 
         assert bench.recent.tokens_per_s(CELL) == 0.0
 
     def test_cells_that_cannot_be_told_apart_are_probed(self):
         """In a matrix nobody knows whose tokens they were."""
         bench = Bench(prefills=2, decodes=2)
-        bench.queues[v.TRANSFER_QUEUE_REQS] = 1
-        bench.seconds(9, tokens=100)
+        bench.seconds(9, tokens=100, completed=1)
 
         assert bench.recent.tokens_per_s(CELL) == 0.0
