@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tidy
+from oracles import agrees
 from tandem import fetch
 from tandem.collect import Collector, Ledger, Recent
 from tandem.collect.engine import EngineSource
@@ -22,6 +23,7 @@ from tandem.collect.probe import probes
 from tandem.collect.process import ProcessSource
 from tandem.collect.router import RouterSource
 from tandem.engines.sglang import SglangEngine
+from tandem.engines.sglang_names import SCANNER
 from tandem.records import Deployment, Member, ProbeSettings, Role
 from tandem.records import vocabulary as v
 from tandem.routers.smg import SmgRouter
@@ -187,9 +189,11 @@ class TestAdapter:
         ended = await engine.complete_direct(
             pair.prefill, pair.decode, prompt="one two three", output_tokens=4, timeout_s=10.0
         )
+        page = await fetch.fetch(session, f"{pair.prefill.url}/metrics", timeout_s=5.0)
         harvest = await engine.observe(pair.prefill, 5.0)
         seen = {(one.name, one.label): one for one in harvest.observations}
 
+        assert agrees(SCANNER, page.body)
         assert (ended.status, ended.kv_moved) == ("completed", True)
         assert seen[v.TRANSFERS_TOTAL, ""].value == 1
         assert seen[v.INFLIGHT_QUEUE_REQS, ""].source == "loads"

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from oracles import agrees
 from stub_engine import StubEngine, rows, stub_pair
 from tandem import fetch
 from tandem.ports import Router
 from tandem.records import Member, Role
 from tandem.records import vocabulary as v
-from tandem.routers.smg import SmgRouter
+from tandem.routers.smg import SCANNER, SmgRouter
 
 START_S = 15.0
 AGES = "".join(
@@ -93,7 +94,9 @@ class TestSmg:
                 member, prompt="a b", output_tokens=2, timeout_s=10.0, chat=True
             )
             seen = rows(await router.observe(member, 2.0))
+            page = await fetch.fetch(session, member.metrics_url, timeout_s=5.0)
 
+        assert agrees(SCANNER, page.body)
         assert isinstance(router, Router)
         assert (told.status, told.token_ids) == ("completed", (1, 1))
         assert (chatted.status, chatted.text) == ("completed", "ok")
