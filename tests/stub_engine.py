@@ -23,8 +23,8 @@ class StubEngine:
     """One member; start it with `async with`, then change its answers at will.
 
     `status` maps a path to the HTTP status it answers with; a path in `hanging` never answers until
-    `release()`. `received` keeps every JSON body by path, `reached` is set for a path when somebody
-    asks, `hung_up` counts clients that left.
+    `release()`, one in `slow_s` after so many seconds. `received` keeps every JSON body by path,
+    `reached` is set for a path when somebody asks, `hung_up` counts clients that left.
     """
 
     def __init__(self, role, **answers):
@@ -43,6 +43,7 @@ class StubEngine:
         self.left = asyncio.Event()
         self.finish = {"type": "length", "length": 1}
         self.gap_of = {}
+        self.slow_s = {}
         self.kv_moves = True
         self._released = asyncio.Event()
         for name, value in answers.items():
@@ -89,6 +90,9 @@ class StubEngine:
                 self.hung_up += 1
                 self.left.set()
                 raise
+        if path in self.slow_s:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._released.wait(), self.slow_s[path])
         if (status := self.status.get(path, 200)) != 200:
             return web.Response(status=status, text=f"stub says {status}")
         return self._reply(path, request, body)

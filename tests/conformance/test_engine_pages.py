@@ -107,6 +107,16 @@ class TestPages:
         inflight = seen[v.INFLIGHT_QUEUE_REQS, ""]
         assert (inflight.value, inflight.source) == (17, "metrics")
 
+    async def test_a_slow_answer_is_told_with_its_endpoint(self, engine, monkeypatch):
+        """What was answered counts, and that it took long is a row of its own."""
+        monkeypatch.setattr("tandem.engines.sglang.SLOW_S", 0.2)
+        slow = {"/metrics": 0.3}
+        async with StubEngine(Role.PREFILL, page=PAGE, loads=[LOAD], slow_s=slow) as prefill:
+            seen = rows(await engine.observe(prefill.member, 5.0))
+
+        assert seen[v.ANSWER_S, "/metrics"].value >= 0.3
+        assert seen[v.TRANSFERS_TOTAL, ""].value == 7
+
     async def test_a_rank_that_keeps_silent_makes_no_smaller_sum(self, engine):
         """A queue that only some ranks gave is missing with the reason, not their sum."""
         mute = {"num_running_reqs": 1, "num_waiting_reqs": 1}

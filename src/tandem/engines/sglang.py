@@ -24,6 +24,9 @@ from tandem.records import vocabulary as v
 INFO_EVERY_S = 30.0
 """`/server_info` asks every scheduler, so it is asked seldom; at once after a failed look."""
 
+SLOW_S = 0.5
+"""An answer that took longer is told as slow: something holds the process, or its interpreter."""
+
 TRAITS_EVERY_S = 300.0
 """Traits are told again this often though nothing changed, so that every window holds them."""
 
@@ -51,6 +54,7 @@ class _Loads:
     """Who answered; empty when nobody did, and then `why` says so."""
     given: names.Live = field(default_factory=names.Live)
     why: str = ""
+    latency_s: float = 0.0
     failed: bool = False
     """It could not be asked this time: slow, broken, or an error."""
 
@@ -108,6 +112,13 @@ class SglangEngine:
         )
         found = _counters(member, page, names.witness("metrics", member.name, at)) if page else []
         found += _queues(member, page, live, at)
+        slow = names.witness("metrics", member.name, at)
+        for path, latency_s in (
+            ("/metrics", page.latency_s if page is not None and page.ok else 0.0),
+            (live.path, live.latency_s),
+        ):
+            if latency_s >= SLOW_S:
+                found.append(slow(v.ANSWER_S, round(latency_s, 3), label=path))
         told = memory.told
         if not live.failed:
             # A look that failed says nothing of what the engine can say.
@@ -155,7 +166,7 @@ class SglangEngine:
         if not got.ok:
             return _Loads(why=f"{path}: {got.why_not}", failed=True)
         try:
-            return _Loads(path, read(got.body))
+            return _Loads(path, read(got.body), latency_s=got.latency_s)
         except msgspec.DecodeError as error:
             return _Loads(why=f"{path}: {error}", failed=True)
 

@@ -27,6 +27,8 @@ BOOTSTRAP_FAILED_TOTAL = "bootstrap_failed_total"
 ABORTED_TOTAL = "aborted_total"
 TTFT_P99_S = "ttft_p99_s"  # from the engine's own histogram, over its lifetime
 
+ANSWER_S = "answer_s"  # label = endpoint: how long it took, told when it was slow
+
 # Health endpoints (source `health`).
 HEALTH_STATUS = "health_status"  # HTTP status
 HEALTH_LATENCY_S = "health_latency_s"
