@@ -105,32 +105,27 @@ class PrometheusSource:
         self._given: dict[str, float] = {}
         """By member, the moment of the newest scrape that was given."""
         self._looked_at: float | None = None
-        self._rare_due_at = float("-inf")
         self._chunks = list(_chunks(members))
         self._busy = asyncio.Semaphore(QUERIES_AT_ONCE)
 
     async def collect(self) -> Harvest:
         """Look once at everybody; what could not be asked is missing for each it was asked for."""
         now = self._now()
-        rare = now >= self._rare_due_at
-        if rare:
-            self._rare_due_at = now + RARE_EVERY_S
         since_s = 0.0 if self._looked_at is None else min(now - self._looked_at, SINCE_S_MAX)
         self._looked_at = now
-        found = await asyncio.gather(
-            *(self._chunk(chunk, now, since_s, rare=rare) for chunk in self._chunks)
-        )
+        found = await asyncio.gather(*(self._chunk(chunk, now, since_s) for chunk in self._chunks))
         rows = tuple(seen for each in found for seen in each)
         return self._incarnations.stamped(Harvest(rows))
 
-    async def _chunk(
-        self, chunk: "_Chunk", now: float, since_s: float, *, rare: bool
-    ) -> list[Observation]:
-        if rare or chunk.scrapes_s is None:
+    async def _chunk(self, chunk: "_Chunk", now: float, since_s: float) -> list[Observation]:
+        # Until each has had a new page with all of it: not every look comes after a scrape.
+        rare = any(now >= who.rare_due_at for who in chunk.members.values())
+        if chunk.scrapes_s is None or now >= chunk.learn_at:
             answer = await self._ask(chunk.query([UP], LEARN_WINDOW_S))
             if isinstance(answer, str):
                 return chunk.missing(answer, now)
             chunk.learn(answer)
+            chunk.learn_at = now + RARE_EVERY_S
         window_s = chunk.window_s(since_s)
         answer = await self._ask(chunk.query(chunk.all if rare else chunk.often, window_s))
         if isinstance(answer, str):
@@ -142,7 +137,9 @@ class PrometheusSource:
             if one is None:
                 rows += _missing(who, chunk.no_sample(key, window_s), now)
             else:
-                rows += self._member(who, one, now)
+                new = self._member(who, one, now)
+                who.rare_due_at = now + RARE_EVERY_S if new and rare else who.rare_due_at
+                rows += new
         return rows
 
     async def _ask(self, query: str) -> list[_Series] | str:
@@ -184,12 +181,13 @@ class PrometheusSource:
         return who.reader.read_page(who.member, _page(scraped), scraped.at)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Who:
-    """A member, and the adapter that reads its page."""
+    """A member, the adapter that reads its page, and when its buckets are due."""
 
     member: Member
     reader: ReadsPages
+    rare_due_at: float = float("-inf")
 
 
 class _Chunk:
@@ -203,6 +201,7 @@ class _Chunk:
         self.all = [UP, *names]
         self.scrapes_s: float | None = None
         """How often its slowest target is scraped; None while nobody knows."""
+        self.learn_at = float("-inf")
         self._of_whom = "".join(
             f",{label}=~{_quoted('|'.join(sorted({_literal(key[place]) for key in members})))}"
             for place, label in enumerate(labels)

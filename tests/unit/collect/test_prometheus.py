@@ -267,14 +267,30 @@ class TestMatchers:
         """Most of a page are histograms: they come with the first look and every half minute."""
         server.result = scraped([5.0, 7.0], [100, 130])
         look = look_at()
-        for _ in range(3):
+        for moment in (8.0, 9.0, 10.0):
             await look.rows()
+            server.result = scraped([7.0, moment], [100, 130])
         look.time += 31.0
         await look.rows()
         data = [query for query in server.queries if "realtime" in query]
 
         assert ["_bucket" in query for query in data] == [True, False, False, True]
         assert len(server.queries) - len(data) == 2
+
+    async def test_a_look_between_two_scrapes_does_not_cost_the_buckets(self, server, look_at):
+        """When nothing new was scraped they are asked for again, until they came."""
+        server.result = scraped([5.0, 7.0], [100, 130])
+        look = look_at()
+        await look.rows()
+        look.time += 31.0
+        await look.rows()
+        await look.rows()
+        server.result = scraped([5.0, 7.0, 41.0], [100, 130, 140])
+        for _ in range(2):
+            await look.rows()
+        data = [query for query in server.queries if "realtime" in query]
+
+        assert ["_bucket" in query for query in data] == [True, True, True, True, False]
 
     async def test_the_window_fits_the_scrapes(self, server, look_at):
         """`up` tells how often is scraped; then what holds a few scrapes, since the last look."""
