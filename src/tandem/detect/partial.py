@@ -154,7 +154,7 @@ def _waited_by_decode(facts: Facts, cell: Path, thresholds: Thresholds) -> Candi
         low = signs.floor(facts, cell.decode, v.TRANSFER_QUEUE_REQS, window_s)
         if low is None or low.value < 1 or not settled(facts, (cell.decode,), window_s):
             return None
-        empty = _nothing_in_hand(facts, window_s, low.value)
+        empty = _nothing_in_hand(facts, window_s)
         if not empty:
             continue
         waits = _old_request(facts, cell.subject) or backlog(facts, window_s)
@@ -178,14 +178,12 @@ def _waited_by_decode(facts: Facts, cell: Path, thresholds: Thresholds) -> Candi
     return None
 
 
-def _nothing_in_hand(facts: Facts, window_s: float, waited: float) -> tuple[int, ...]:
-    """The looks at which every prefill had none of the `waited` requests; () when it may have.
+def _nothing_in_hand(facts: Facts, window_s: float) -> tuple[int, ...]:
+    """The looks at which every prefill had nothing in hand; () when it may have had.
 
-    What it computes is in none of its queues, and few engines show it live. So else it was seen not
-    to compute, or more are waited for than one that keeps up would have in its batch at every look
-    by chance.
+    What it computes is in none of its queues, and few engines show it live: else it was seen not to
+    compute. How many are waited for says nothing: a batch may hold as many.
     """
-    likely = signs.chance(waited, BURSTY, window_s)
     cited: list[int] = []
     for prefill in facts.deployment.of(Role.PREFILL):
         if completed_nothing(facts, prefill.name):
@@ -200,7 +198,7 @@ def _nothing_in_hand(facts: Facts, window_s: float, waited: float) -> tuple[int,
             for sample in samples:
                 levels[sample.at] = levels.get(sample.at, 0.0) + sample.value
         empty = sorted(at for at, level in levels.items() if level == 0)
-        if not series[-1] and likely > CHANCE_MAX:
+        if not series[-1]:
             computes = signs.computing(facts, prefill.name, facts.now - window_s, STEP_S)
             empty = [at for at in empty if computes(at) is False]
         if len(empty) < EMPTY_LOOKS_MIN or empty[-1] - empty[0] < (window_s - STEP_S) / 2:

@@ -22,6 +22,8 @@ SERVED_S = 10.0
 MISSES_MIN = 2
 """Routed probes that must go wrong in a row: one may have met a blip that is over."""
 MISSED = ("late", "stuck", "failed")
+REFUSED = "failed"
+RETRIES_S = 70.0
 CALM_S = 5.0
 """After an engine came back, probes sent meanwhile may still fail for this long."""
 APART_S = 2.0
@@ -108,6 +110,9 @@ def _misses(facts: Facts, router: str) -> list[Observation]:
     misses: list[Observation] = []
     for seen in reversed(facts.rows(router, v.PROBE)):
         if seen.value == "completed" or seen.at < calm_since:
+            break
+        if seen.value == REFUSED and seen.at < calm_since + RETRIES_S:
+            # A breaker that opened when an engine went away tries again within a minute.
             break
         if seen.value in MISSED and (not misses or misses[0].at - seen.at >= APART_S):
             misses.insert(0, seen)
