@@ -135,6 +135,20 @@ class TestFailuresRising:
 
         assert opened(flow(scene).run(60)) == []
 
+    def test_the_failures_of_a_long_load_are_not(self):
+        """What fails while a prefill takes two minutes to load is that restart's."""
+        scene = serving()
+        scene.decode.fails = 0.5
+        scene.probes[CELL] = "failed"
+        scene.restart(PREFILL, settle=False)
+        scene.prefill.health = None
+        scene.run(120)
+        scene.prefill.health = 200
+        scene.run(5)
+        scene.decode.fails = 0.0
+
+        assert "transfer-failures-rising" not in [kind for kind, _ in opened(flow(scene).run(60))]
+
     def test_client_aborts_explain_as_many(self):
         """Failures that aborted requests explain are no finding."""
         scene = serving()

@@ -7,6 +7,7 @@ import itertools
 
 from tandem import signs
 from tandem.detect.candidate import Candidate, client, server
+from tandem.detect.settled import settled_at
 from tandem.detect.waiting import PROBE_FRESH_S
 from tandem.facts import Facts, Reading, Sample
 from tandem.records import Path, Role, Witness
@@ -77,16 +78,29 @@ def _rises(facts: Facts, cell: Path, member: str) -> list[tuple[Sample, float]]:
         if later.value > earlier.value
     ]
     rises.sort()
-    if not rises:
+    calm = [_calm_since(facts, name) for name in (cell.prefill, cell.decode)] if rises else []
+    if not rises or None in calm:
         return []
+    calm_since = max(at for at in calm if at is not None)
     starts = [
         life.started_at for name in (cell.prefill, cell.decode) for life in signs.lives(facts, name)
     ]
     return [
         (later, by)
         for later, by in rises
-        if not any(abs(later.at - at) < RESTART_SHADOW_S for at in starts)
+        if later.at >= calm_since
+        and not any(abs(later.at - at) < RESTART_SHADOW_S for at in starts)
     ]
+
+
+def _calm_since(facts: Facts, member: str) -> float | None:
+    """From when on failures are not those of a restart, however long it loaded; None: not yet."""
+    alive = facts.latest(member, v.ALIVE)
+    answered_at = settled_at(facts, member)
+    if answered_at is None or (alive is not None and alive.value is False):
+        return None
+    restarted = len(signs.lives(facts, member)) > 1
+    return answered_at + RESTART_SHADOW_S if restarted else float("-inf")
 
 
 def _second(
