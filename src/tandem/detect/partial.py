@@ -179,10 +179,10 @@ def _waited_by_decode(facts: Facts, cell: Path, thresholds: Thresholds) -> Candi
 
 
 def _nothing_in_hand(facts: Facts, window_s: float) -> tuple[int, ...]:
-    """The looks at which every prefill had nothing in hand; () when it may have had.
+    """The looks at which every prefill had no request in hand; () when it may have.
 
-    What it computes is in none of its queues, and few engines show it live: else it was seen not to
-    compute. How many are waited for says nothing: a batch may hold as many.
+    What it computes is in none of its queues, and few engines show it live: the others must have
+    been seen not to compute.
     """
     cited: list[int] = []
     for prefill in facts.deployment.of(Role.PREFILL):
