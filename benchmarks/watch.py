@@ -20,6 +20,7 @@ import watch_cost
 import watch_curve
 import watch_soak
 import watch_stalls
+import watch_virtual
 from bars import Bench, say
 
 PARTS: dict[str, ModuleType] = {
@@ -27,6 +28,7 @@ PARTS: dict[str, ModuleType] = {
     "cost": watch_cost,
     "curve": watch_curve,
     "beside": watch_beside,
+    "virtual": watch_virtual,
     "soak": watch_soak,
 }
 

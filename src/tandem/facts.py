@@ -4,15 +4,19 @@ For: asking simple questions of sealed or rolling data (what was last seen, how 
 flat, what never reached zero). Not for: judging, I/O, or the time of day: `now` is given.
 """
 
+import functools
 import itertools
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 from tandem.records import Change, Deployment, Incarnation, Observation, Trait
 from tandem.records import vocabulary as v
 from tandem.series import Columns, Key, Sample, Series, number
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Reading(NamedTuple):
@@ -42,6 +46,8 @@ class Facts:
         self.now = now
         self.changes = tuple(sorted(changes, key=lambda change: (change.at, change.id)))
         self.traits = tuple(traits)
+        self.answered: dict[Hashable, object] = {}
+        """What was asked by way of `once`: these facts never change, so neither do the answers."""
         self._columns = Columns(observations)
         self._by_id: dict[int, Observation] | None = None
         self._since = float("-inf")
@@ -307,4 +313,23 @@ class Facts:
         return view
 
 
-__all__ = ["Facts", "Key", "Reading", "Sample"]
+def once(question: Callable[Concatenate[Facts, P], T]) -> Callable[Concatenate[Facts, P], T]:
+    """A question that several rules ask of the same facts: answered once, then remembered there.
+
+    The question must be pure, what is asked about hashable, and the answer never changed.
+    """
+
+    @functools.wraps(question)
+    def asked(facts: Facts, *about: P.args, **named: P.kwargs) -> T:
+        if named:
+            return question(facts, *about, **named)
+        key = (question, about)
+        known = facts.answered.get(key, facts)
+        if known is facts:
+            known = facts.answered[key] = question(facts, *about, **named)
+        return cast("T", known)
+
+    return cast("Callable[Concatenate[Facts, P], T]", asked)
+
+
+__all__ = ["Facts", "Key", "Reading", "Sample", "once"]

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from tandem.facts import Facts, Reading, Sample
+from tandem.facts import Facts, Reading, Sample, once
 from tandem.records import Observation, Role, Value
 from tandem.records import vocabulary as v
 
@@ -80,6 +80,7 @@ def covering(samples: Sequence[Sample], since: float, now: float) -> list[Sample
     return over
 
 
+@once
 def floor(facts: Facts, member: str, name: str, window_s: float) -> Reading | None:
     """The lowest value of a live queue over the last seconds; None when not covered."""
     since = facts.now - window_s
@@ -92,6 +93,7 @@ def floor(facts: Facts, member: str, name: str, window_s: float) -> Reading | No
     return Reading(lowest.value, _cited(over[0], lowest, over[-1]))
 
 
+@once
 def grown(facts: Facts, member: str, name: str, window_s: float) -> Reading | None:
     """How much a counter grew over the last seconds, resets respected; None when not covered."""
     since = facts.now - window_s
@@ -109,6 +111,7 @@ def growth(samples: Sequence[Sample]) -> Reading:
     return Reading(total, _cited(samples[0], samples[-1]))
 
 
+@once
 def completed(facts: Facts, member: str, window_s: float) -> Reading | None:
     """Requests and hand-offs an engine completed over the last seconds, aborted ones not counted.
 
@@ -141,6 +144,7 @@ def _never_counted(facts: Facts, member: str, window_s: float) -> Reading | None
     return Reading(0.0, (*tokens.evidence, *absent))
 
 
+@once
 def beyond_health(facts: Facts, member: str, window_s: float) -> Reading | None:
     """Tokens computed over the last seconds beyond what health checks explain (0 when none).
 
@@ -210,6 +214,7 @@ def explained(facts: Facts, prefill: str, window_s: float) -> float | None:
     return None if not known or (works is not None and works.value > 0) else 0.0
 
 
+@once
 def never_moved(facts: Facts, member: str, name: str) -> bool:
     """Whether a counter is still at zero: nothing happened in this life, or it is unwired."""
     newest = facts.latest(member, name)
@@ -221,6 +226,7 @@ def holds(facts: Facts, member: str, names: Iterable[str]) -> bool:
     return any((level := queued(facts, member, name)) is not None and level >= 1 for name in names)
 
 
+@once
 def queued(facts: Facts, member: str, name: str) -> float | None:
     """The level of a live queue when it was last seen; None when no recent look showed it."""
     for seen in reversed(facts.rows(member, name)):
@@ -240,6 +246,7 @@ def chance(held: float, mean: float, looks: float) -> float:
     return math.pow(max(0.0, 1.0 - below), looks)
 
 
+@once
 def lives(facts: Facts, member: str) -> tuple[Life, ...]:
     """The incarnations of a member that the facts know, oldest first.
 
@@ -286,6 +293,7 @@ def ends(facts: Facts, subject: str) -> tuple[str | None, str | None]:
     return prefill, decode
 
 
+@once
 def risen(facts: Facts, member: str, name: str, least: float = 1.0) -> Sample | None:
     """Where the present unbroken stretch of a live queue at `least` or more began; None when below.
 
@@ -315,6 +323,7 @@ def held_since(rows: Sequence[Observation], value: Value) -> Observation | None:
     return first
 
 
+@once
 def last_moved(facts: Facts, member: str) -> Sample | None:
     """The last look at which a hand-off or a request (not an aborted one) had newly completed."""
     aborted = {sample.at: sample.value for sample in facts.numbers(member, v.ABORTED_TOTAL)}
@@ -332,6 +341,7 @@ def last_moved(facts: Facts, member: str) -> Sample | None:
     return found
 
 
+@once
 def transfer_s(facts: Facts, prefill: str) -> float:
     """Mean seconds a completed hand-off of this prefill took, over its life; 0.0 when unknown."""
     spent = facts.numbers(prefill, v.TRANSFER_SECONDS_TOTAL)

@@ -214,7 +214,10 @@ def _nothing_on_engines(facts: Facts, since: float) -> tuple[int, ...] | None:
     cited: dict[int, int] = {}
     for engine in (*facts.deployment.of(Role.PREFILL), *facts.deployment.of(Role.DECODE)):
         for name in _names(engine):
-            for sample in facts.numbers(engine.name, name, since=since, source=signs.LIVE):
+            samples = facts.numbers(engine.name, name, since=since, source=signs.LIVE)
+            if samples and sum(not sample.value for sample in samples) < EMPTY_LOOKS_MIN:
+                return None
+            for sample in samples:
                 levels.setdefault(int(sample.at), {})[f"{engine.name} {name}"] = sample.value
                 cited.setdefault(int(sample.at), sample.id)
     seen = {key for at in levels.values() for key in at}

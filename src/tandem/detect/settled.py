@@ -5,7 +5,7 @@ Not for: members that are away (`down`).
 """
 
 from tandem import signs
-from tandem.facts import Facts
+from tandem.facts import Facts, once
 from tandem.records import vocabulary as v
 
 
@@ -15,6 +15,7 @@ def settled(facts: Facts, members: tuple[str, ...], window_s: float) -> bool:
     return all(at is not None and facts.now - at >= window_s for at in since)
 
 
+@once
 def settled_at(facts: Facts, member: str) -> float | None:
     """When the present life of a member first answered; None when it has not yet.
 

@@ -66,6 +66,8 @@ def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> tuple[Candidate
     window_s = max(floor_s, thresholds.flat_s)
     if not settled(facts, members, window_s):
         return None
+    if any(_completes(facts, name, thresholds) for name in members):
+        return None
     pinned = _pinned(facts, cell, floor_s)
     probe = overdue_probe(facts, cell.subject)
     if not pinned and (probe is None or probe.value != "stuck" or _sees_queues(facts, cell)):
@@ -102,14 +104,22 @@ def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> tuple[Candidate
     return candidate, len({one.member for one in pinned})
 
 
+def _completes(facts: Facts, member: str, thresholds: Thresholds) -> bool:
+    """Whether an engine completed anything lately: a quick first look at what is still."""
+    done = signs.completed(facts, member, thresholds.flat_s)
+    return done is not None and done.value > 0
+
+
 def _pinned(facts: Facts, cell: Path, floor_s: float) -> list[_Pinned]:
     """Each queue of the two engines that never emptied."""
     found = []
     for member, role in ((cell.prefill, Role.PREFILL), (cell.decode, Role.DECODE)):
         for name, label in signs.QUEUES[role]:
             low = signs.floor(facts, member, name, floor_s)
+            if low is None or low.value < 1:
+                continue
             rose = signs.risen(facts, member, name)
-            if low is None or low.value < 1 or rose is None:
+            if rose is None:
                 continue
             since = signs.risen(facts, member, name, low.value) or rose
             said = (

@@ -75,8 +75,11 @@ def virtual_days(
     for seed in seeds:
         if time.process_time() - began > cpu_s_max:
             break
+        before = len(total.false)
         soak_seed(seed, days / len(seeds) * DAY_S, total, stalls=stalls)
         done.append(seed)
+        for said in total.false[before:]:
+            tell(f"false: {said}")
         tell(
             f"seed {seed}: {total.days:.2f} days, {len(total.false)} false, "
             f"{len(total.broke)} faults, {time.process_time() - began:.0f} s of CPU"
