@@ -1,8 +1,8 @@
 """False findings in virtual days, and the upper bound that they prove.
 
-`virtual_days` of `tandem.testing` watches simulated fleets with the real collector, path probes and
+`virtual_days` of `tandem.testing` watches simulated fleets with the real collector, probes and
 detect, one turn a second of virtual time, through demand from none to twice what fits, restarts,
-cold starts, pauses, slow disks, clock jumps and failed scrapes; every few hours something breaks and
+cold starts, pauses, slow disks, clock jumps, failed scrapes; every few hours something breaks and
 has to be found. `watch_virtual.py DAYS` runs alone and prints what it found.
 
 For: a part of `watch.py`.

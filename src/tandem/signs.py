@@ -272,6 +272,28 @@ def lives(facts: Facts, member: str) -> tuple[Life, ...]:
     return tuple(sorted(found.values(), key=lambda life: (life.started_at, life.id)))
 
 
+@once
+def begun_at(facts: Facts, member: str) -> float | None:
+    """When the present life of a member began, by the clock of whoever looks; None when unknown.
+
+    A clock that is set leaves start times where they were. So where the life before was seen as
+    well, the first look at this one counts, and else what the process says.
+    """
+    life = facts.incarnation(member)
+    if life is None:
+        return None
+    first_at = None
+    for row in reversed(facts.rows(member, v.STARTED_AT)):
+        if row.missing is not None:
+            continue
+        if row.incarnation != life.id:
+            if first_at is not None and first_at - row.at < UNWATCHED_S:
+                return first_at
+            break
+        first_at = row.at
+    return life.started_at
+
+
 def _life_named(seen: Observation) -> str | None:
     """Which life a start time speaks of; None when it was not seen."""
     return None if seen.missing is not None else seen.incarnation or f"start:{seen.value}"

@@ -83,9 +83,10 @@ def _mute(facts: Facts, member: Member) -> Witness:
 
 def _starts(facts: Facts, member: str, life: Incarnation, answered_at: float) -> bool:
     """Whether a life may still be loading: it is young or at work, and has not answered yet."""
-    if answered_at >= life.started_at:
+    begun_at = signs.begun_at(facts, member) or life.started_at
+    if answered_at >= begun_at:
         return False
-    age_s = facts.now - life.started_at
+    age_s = facts.now - begun_at
     return age_s < STARTING_S or (age_s < LOADING_S and _loads(facts, member))
 
 

@@ -56,10 +56,12 @@ def _disagrees(facts: Facts, router: Member, thresholds: Thresholds) -> Candidat
     if not cells or len(served) < len(cells):
         return None
     engines = (*facts.deployment.of(Role.PREFILL), *facts.deployment.of(Role.DECODE))
+    # Empty while the routed probe was known to be out: its end may be in a look that is to come.
+    then = facts.at(misses[-1].at)
     cited: list[int] = []
     for engine in engines:
         for name, _ in signs.QUEUES[engine.role]:
-            low = signs.floor(facts, engine.name, name, thresholds.floor_s)
+            low = signs.floor(then, engine.name, name, thresholds.floor_s)
             if low is not None and low.value > 0:
                 return None
             cited.extend(low.evidence if low else ())
@@ -99,8 +101,8 @@ def _misses(facts: Facts, router: str) -> list[Observation]:
 
     Not those of a time when a member was away or had just come back, and of several at once one.
     """
-    life = facts.incarnation(router)
-    calm_since = float("-inf") if life is None else life.started_at + signs.STARTED_LATELY_S
+    begun_at = signs.begun_at(facts, router)
+    calm_since = float("-inf") if begun_at is None else begun_at + signs.STARTED_LATELY_S
     for engine in facts.deployment.members:
         if engine.role is not Role.ROUTER:
             answered_at = settled_at(facts, engine.name)

@@ -21,8 +21,8 @@ def settled_at(facts: Facts, member: str) -> float | None:
 
     From then on it can be judged: what was seen while it was away or starting is no stall.
     """
-    life = facts.incarnation(member)
-    started_at = float("-inf") if life is None else life.started_at
+    begun_at = signs.begun_at(facts, member)
+    started_at = float("-inf") if begun_at is None else begun_at
     asked = facts.numbers(member, v.HEALTH_STATUS)
     since = facts.numbers(member, v.HEALTH_STATUS, since=started_at)
     healthy = next((look.at for look in since if look.value == 200), None)

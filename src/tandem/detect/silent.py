@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tandem import signs
 from tandem.detect.candidate import Candidate, joined, server
 from tandem.detect.gpus import gpus
-from tandem.detect.settled import settled, settled_at
+from tandem.detect.settled import completed_nothing, settled, settled_at
 from tandem.detect.waiting import client_of, completed_probe, overdue_probe
 from tandem.facts import Facts, Reading
 from tandem.records import Path, Role, Thresholds
@@ -160,11 +160,10 @@ def _still(facts: Facts, member: str, flat_s: float) -> Reading | None:
         return None
     # It computes and not even a health check gets through: one long step looks like this.
     life = facts.incarnation(member)
-    ever = facts.numbers(member, v.REQUESTS_TOTAL)
     # From its first answer on: what it took to load is not what it takes to compile.
     begun_at = settled_at(facts, member)
     young = life is not None and begun_at is not None and facts.now - begun_at < COLD_S
-    if young and (not ever or ever[-1].value == 0):
+    if young and completed_nothing(facts, member):
         return None
     return _flat(facts, member, BUSY_PATIENCE * flat_s)
 
