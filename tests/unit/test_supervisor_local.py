@@ -1,6 +1,7 @@
 """What the local supervisor promises beyond the port: survival, groups, records, shared memory."""
 # ruff: noqa: ASYNC220, ASYNC221, ASYNC230, ASYNC240 - nothing else waits for the loop of a test
 
+import asyncio
 import errno
 import functools
 import json
@@ -48,6 +49,18 @@ class TestLocalSupervisor:
 
         assert life is not None
         assert await supervisor.residue(member) == ()
+
+    async def test_how_a_member_ended_is_known_to_whoever_started_it(self, supervise, make_member):
+        """Its exit code is told once it is gone; of other processes nothing is claimed."""
+        supervisor, member = supervise(), make_member("crash")
+        life = await supervisor.start(member)
+        before = supervisor.exit_code(life.pid)
+        await until(lambda: answers(member))
+        while await supervisor.inspect(member) is not None:
+            await asyncio.sleep(0)
+
+        assert (before, supervisor.exit_code(life.pid)) == (None, 3)
+        assert supervisor.exit_code(os.getpid()) is None
 
     async def test_a_zombie_of_another_parent_is_gone(self, supervise, make_member, tmp_path):
         """A member that ended under a parent that never reaps it is gone, and starts again."""
