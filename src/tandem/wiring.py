@@ -5,6 +5,7 @@ For: building `loop.Parts` and closing it again. Not for: any decision.
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +27,7 @@ from tandem.collect.incarnations import Incarnations
 from tandem.collect.journal import OF_KERNEL, JournalSource, of_service
 from tandem.collect.live import LiveSource
 from tandem.collect.logs import LogSource
-from tandem.collect.probe import probes
+from tandem.collect.probe import left_open, probes
 from tandem.collect.process import ProcessSource
 from tandem.collect.prometheus import PrometheusSource
 from tandem.collect.router import RouterSource
@@ -143,6 +144,7 @@ class _Host:
 
     def __init__(self, settings: Settings, incarnations: Incarnations, known: Facts) -> None:
         """`known` is what the store holds of the host from before."""
+        self.known = known
         # Of a member elsewhere this host's managers know nothing, and its names may be others'.
         members = [one for one in settings.deployment.members if is_here(fetch.host_of(one.url))]
         self._units = UnitSource(members, incarnations, known_files=files_known(known, members))
@@ -205,6 +207,7 @@ def _sources(
         page_tokens=recent.page_tokens,
         context_tokens=recent.context_tokens,
         tokens_per_s=recent.tokens_per_s,
+        left=functools.partial(left_open, host.known),
     )
     return found
 

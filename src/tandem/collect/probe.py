@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from tandem.collect.incarnations import Incarnations
 from tandem.collect.known import Answers, known_text
-from tandem.collect.paths import CellWord, Knows, Released, Safety, Tokens
+from tandem.collect.paths import CellWord, Held, Knows, Left, Released, Safety, Tokens, left_open
 from tandem.collect.words import fresh_text
 from tandem.ports import Clock, Completion, Engine, Harvest, Router
 from tandem.records import (
@@ -75,15 +75,6 @@ class _Out:
     late: bool = False
 
 
-@dataclass(slots=True)
-class _Held:
-    """A late probe that ended without an answer: its room may still be held."""
-
-    at: float
-    lives: tuple[str | None, ...]
-    said: str
-
-
 class ProbeSource:
     """One path (or the router): at most one probe out at a time."""
 
@@ -122,7 +113,7 @@ class ProbeSource:
         self._knows = knows
         self._cell = cell
         self._out: _Out | None = None
-        self._held: _Held | None = None
+        self._held = knows.left(subject, self._ends)
         self._known: tuple[str | None, ...] = (None,) * len(self._ends)
         self._owed: list[bool] = []
         """Probes that a restart asks for, whether each is a long one; traffic is none of them."""
@@ -192,7 +183,7 @@ class ProbeSource:
                 return f"unsafe at {name}: {trait.because}"
         return None
 
-    def _is_free(self, held: _Held) -> bool:
+    def _is_free(self, held: Held) -> bool:
         """Whether nothing can be left of a probe that never got its answer."""
         return self._moved_on(held) or self._knows.released(self._engines, held.at)
 
@@ -272,7 +263,7 @@ class ProbeSource:
         word, out.late = ("stuck" if out.late else "late"), True
         return self._said(word, f"no answer for {waited_s:.1f} s; it is left open", long=out.long)
 
-    def _moved_on(self, out: _Out | _Held) -> bool:
+    def _moved_on(self, out: _Out | Held) -> bool:
         """Whether an end has another life than when the probe was sent; gone is not another."""
         lives = tuple(zip(out.lives, self._lives(), strict=True))
         # A life that was unknown then is the one learned first.
@@ -324,7 +315,7 @@ class ProbeSource:
         if out.late or end.status == "timed_out":
             waited_s = self._clock.now() - out.sent_at
             why = f"it ended after {waited_s:.0f} s without an answer ({said}), and its room was "
-            self._held = _Held(self._clock.now(), out.lives, why + "not seen released")
+            self._held = Held(self._clock.now(), out.lives, why + "not seen released")
         return self._said("failed", said, long=out.long)
 
     def _said(self, word: str, detail: str, *, long: bool = False) -> list[Observation]:
@@ -396,6 +387,7 @@ def probes(  # noqa: PLR0913 - a deployment, who speaks to it, and what is known
     released: Released = lambda _members, _since: False,
     page_tokens: Tokens = lambda _: None,
     context_tokens: Tokens = lambda _: None,
+    left: Left = lambda _subject, _ends: None,
     tokens_per_s: Callable[[str], float] = lambda _: 0.0,
 ) -> list[ProbeSource]:
     """A source for every path of the matrix, and one through each router, unpinned.
@@ -403,7 +395,15 @@ def probes(  # noqa: PLR0913 - a deployment, who speaks to it, and what is known
     The routed one is labelled with the router's name, because nobody can tell which cell it took.
     """
     given = (settings, clock, incarnations)
-    knows = Knows(safety, recently_completed, released, page_tokens, context_tokens, tokens_per_s)
+    knows = Knows(
+        safety,
+        recently_completed,
+        released,
+        page_tokens,
+        context_tokens,
+        left,
+        tokens_per_s,
+    )
     found: list[ProbeSource] = []
     cells: dict[str, CellWord] = {}
     paths = deployment.paths()
@@ -480,4 +480,4 @@ def _routed(router: Router, member: Member, settings: ProbeSettings) -> Send:
     return send
 
 
-__all__ = ["Knows", "ProbeSource", "probes"]
+__all__ = ["Knows", "ProbeSource", "left_open", "probes"]

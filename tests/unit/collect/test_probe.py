@@ -2,15 +2,17 @@
 
 import asyncio
 import dataclasses
+import functools
 
 import pytest
 
 from probing import DONE, Clock, safe
 from tandem.collect.incarnations import Incarnations
-from tandem.collect.probe import Knows, ProbeSource
+from tandem.collect.probe import Knows, ProbeSource, left_open
 from tandem.collect.words import fresh_text
+from tandem.facts import Facts
 from tandem.ports import Completion
-from tandem.records import Incarnation, ProbeSettings
+from tandem.records import Deployment, Incarnation, Member, Observation, ProbeSettings, Role
 from tandem.records import vocabulary as v
 
 CELL = "prefill-0>decode-0"
@@ -44,7 +46,14 @@ class Bench:
         self.live("prefill-0", "p1")
         self.live("decode-0", "d1")
         settings = options.pop("settings", ProbeSettings(deadline_s=5.0))
-        about = ("safety", "recently_completed", "released", "page_tokens", "context_tokens")
+        about = (
+            "safety",
+            "recently_completed",
+            "released",
+            "page_tokens",
+            "context_tokens",
+            "left",
+        )
         about += ("tokens_per_s",)
         told = {name: options.pop(name) for name in about if name in options}
         self.source = ProbeSource(
@@ -306,6 +315,33 @@ class TestOneStuckProbe:
         bench.path.completion = DONE
 
         assert (held, (await bench.look())[v.PROBE]) == ("stuck", "completed")
+
+    @pytest.mark.parametrize(
+        ("word", "life", "sent"),
+        [("stuck", "d1", 0), ("late", "d1", 0), ("completed", "d1", 1), ("stuck", "d0", 1)],
+    )
+    async def test_what_a_watch_before_left_open_is_held_as_well(self, word, life, sent):
+        """A new Tandem sends nothing on a path whose probe was overdue in these very lives."""
+        members = tuple(
+            Member(name=name, role=role, url="", engine="sglang")
+            for name, role in (("prefill-0", Role.PREFILL), ("decode-0", Role.DECODE))
+        )
+        rows = [
+            Observation(source="probe", subject=CELL, name=v.PROBE, at=90.0, value=word),
+            *(
+                Observation(
+                    source="process", subject=name, name=v.STARTED_AT, at=90.0, value=1.0,
+                    incarnation=one,
+                )
+                for name, one in (("prefill-0", "p1"), ("decode-0", life))
+            ),
+        ]  # fmt: skip
+        known = Facts(Deployment(name="x", members=members), rows, now=100.0)
+        bench = Bench(left=functools.partial(left_open, known))
+        bench.path.end.set()
+        said = await bench.look()
+
+        assert (len(bench.path.sent), said[v.PROBE]) == (sent, "completed" if sent else "stuck")
 
     async def test_a_new_life_holds_no_old_room(self):
         """After a restart the path is probed at once."""
