@@ -99,6 +99,8 @@ class _Watcher:
         self.pause_s = PAUSE_S
         self.stumbled = ""
         self.follower = Follower(parts, tell)
+        self.handled_from = 0.0
+        """When the handling under way began: only what was done since is a reason to forget."""
 
     def _repaired_at(self) -> float:
         """When the last repair ended: what was seen before it speaks of lives that are over."""
@@ -177,6 +179,10 @@ class _Watcher:
 
     def _start(self, case: Case, work: Coroutine[None, None, Incident]) -> None:
         self.case = case
+        self._handle_in_the_background(work)
+
+    def _handle_in_the_background(self, work: Coroutine[None, None, Incident]) -> None:
+        self.handled_from = self.parts.clock.now()
         self.handling = asyncio.create_task(work)
 
     def _tell(self, findings: Sequence[Finding]) -> list[Finding]:
@@ -263,7 +269,7 @@ class _Watcher:
             return False
         if left := unfinished(self.parts) or orphans(self.parts):
             self.again_at = now
-            self.handling = asyncio.create_task(finish(self.parts, left[0], self.tell))
+            self._handle_in_the_background(finish(self.parts, left[0], self.tell))
             return True
         self.again_at = None
         self.cases.forget_broken()
@@ -281,7 +287,7 @@ class _Watcher:
             self._pause(now)
             say(self.parts, self.tell, "failed", _sentence(error))
             return
-        if incident.outcomes:
+        if _acted_at(incident) >= self.handled_from:
             self._judge_afresh(now)
         if written(incident):
             self.pause_s = PAUSE_S
@@ -310,6 +316,14 @@ class _Watcher:
         await asyncio.wait({task}, timeout=END_S)
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             say(self.parts, self.tell, "failed", _sentence(error))
+
+
+def _acted_at(incident: Incident) -> float:
+    """When the deployment was last touched for it, its proof included."""
+    ends = [one.ended_at for one in incident.outcomes]
+    if incident.verification is not None:
+        ends.append(incident.verification.ended_at)
+    return max(ends, default=float("-inf"))
 
 
 def _sentence(error: BaseException) -> str:

@@ -65,7 +65,7 @@ async def running(prefill, decode, router):
             *(smg, "launch", "--host", "127.0.0.1", "--port", port["router"]),
             *("--prometheus-host", "127.0.0.1", "--prometheus-port", metrics),
             *("--pd-disaggregation", "--policy", "random", "--prefill", prefill.url, bootstrap),
-            *("--decode", decode.url, "--log-level", "error"),
+            *("--decode", decode.url, "--health-check-interval-secs", "1"),
         ]
     )
     processes = [

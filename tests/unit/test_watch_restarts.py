@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from fakes import Crash
-from faults import after_restarts, flow
+from faults import after_restarts, flow, silence
 from scenes import Scene
 from sites import AUTO, Site
 from tandem.errors import WorldError
-from tandem.records import Incident
+from tandem.records import Aftermath, Incident, Milestone, Policy
 from tandem.unfinished import begun
 
 WRITES = ("append", "event", "keep", "save", "seal")
@@ -169,6 +169,29 @@ class TestKilled:
         site.store.save(by_hand)
 
         assert begun(site.parts) == []
+
+
+class TestWrittenLate:
+    """A report that a killed watch still owed."""
+
+    async def test_it_repeats_no_other_incident(self, site_of):
+        """Writing down how an old repair held does not judge afresh what stands now."""
+        site = site_of(policy=AUTO)
+        await site.watch(until="report")
+        site.fields["policy"] = Policy()
+        site.open()
+        silence(site.scene, 8)
+        await site.watch(until="report")
+        first = site.store.incidents()[-1]
+        held = (Milestone(after_s=1800.0, watched_s=1800.0, requests=9),)
+        owed = Aftermath(since=first.verification.ended_at, held=held)
+        site.store.save(msgspec.structs.replace(first, aftermath=owed))
+        site.open()
+        await site.watch(turns=60)
+
+        assert [one.state for one in site.store.incidents()] == ["advised", "closed"]
+        assert site.store.incidents()[-1].report.followed == 2  # it recurred, too
+        assert len(site.store.open_findings()) == 1
 
 
 class TestStopped:
