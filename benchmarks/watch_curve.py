@@ -2,13 +2,15 @@
 
 The members are pages on ports of one small process (`watch_exporter.py`); the watch is a real one.
 A deployment of N members has N/2 prefills and N/2 decodes, so N*N/4 paths. Active probes are off:
-nobody answers them.
+nobody answers them. Prometheus is the Debian package's; it scrapes every five seconds and keeps
+of each page what Tandem reads.
 
 For: the curve of cost. Not for: small deployments under real load (`watch_cost.py`).
 """
 
 import asyncio
 import json
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 
 from bars import Bench, Figures, say
@@ -24,7 +26,9 @@ from tandem.drills.workspace import free_ports
 from watch_exporter import record
 from watch_site import ENVIRONMENT, Site
 
-HZ = 1.0
+LARGE, LARGE_PREFILLS = 2000, 20
+PROMETHEUS_HZ_LEAST = 0.15
+"""Of a server that scrapes every five seconds."""
 HZ_LEAST = 0.9
 """A watch that looks at a member less often than this does not keep up."""
 TABLE = """
@@ -56,15 +60,14 @@ async def exporters(root: Path, prefills: int, ports: list[int]) -> AsyncIterato
         await process.wait()
 
 
-def written(ports: list[int], members: int, more: str) -> str:
+def written(ports: list[int], members: int, prefills: int, more: str) -> str:
     """A `tandem.toml` of so many members; what is left of the ports are rendezvous."""
-    half = members // 2
     text = '[deployment]\nname = "curve"\n\n[policy]\nmode = "advise"\n\n[report]\ncommit = false\n'
     text += f"\n[probe]\nactive = false\n{more}"
     for number, port in enumerate(ports[:members]):
-        role = "prefill" if number < half else "decode"
-        name = f"{role}-{number % half}"
-        own = f"bootstrap_port = {ports[members + number]}" if number < half else ""
+        role = "prefill" if number < prefills else "decode"
+        name = f"{role}-{number if number < prefills else number - prefills}"
+        own = f"bootstrap_port = {ports[members + number]}" if number < prefills else ""
         text += TABLE.format(name=name, role=role, port=port, more=own)
     return text
 
@@ -84,13 +87,57 @@ def looks(root: Path, since: float, until: float) -> tuple[float, int]:
     return times / (until - since), round(rows / (until - since))
 
 
-async def watched(members: int, *, warm_s: float, seconds: float) -> Figures:
-    """One deployment of that many members, scraped."""
+PROMETHEUS = """
+global:
+  scrape_interval: 5s
+scrape_configs:
+  - job_name: sglang
+    static_configs:
+      - targets: {targets}
+    metric_relabel_configs:
+      - source_labels: [__name__]
+        regex: ".*_bucket"
+        action: drop
+"""
+
+
+@asynccontextmanager
+async def prometheus(root: Path, ports: list[int]) -> AsyncIterator[str]:
+    """A Prometheus server that scrapes these ports; its address."""
+    (port,) = free_ports(1)
+    targets = json.dumps([f"127.0.0.1:{one}" for one in ports])
+    (root / "prometheus.yml").write_text(PROMETHEUS.format(targets=targets))
+    url = f"http://127.0.0.1:{port}"
+    process = await asyncio.create_subprocess_exec(
+        "prometheus", f"--config.file={root / 'prometheus.yml'}",
+        f"--storage.tsdb.path={root / 'tsdb'}", f"--web.listen-address=127.0.0.1:{port}",
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield url
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
+async def watched(
+    members: int, *, warm_s: float, seconds: float, by_prometheus: bool = False
+) -> Figures:
+    """One deployment of that many members, scraped, or read from a Prometheus server."""
     root = Path(tempfile.mkdtemp(prefix="tandem-bench-"))
-    ports = free_ports(members + members // 2)
+    prefills = LARGE_PREFILLS if by_prometheus else members // 2
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    ports = free_ports(members + prefills)
     site = Site(root)
-    (root / "tandem.toml").write_text(written(ports, members, ""))
-    async with exporters(root, members // 2, ports):
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(exporters(root, prefills, ports))
+        more = ""
+        if by_prometheus:
+            url = await stack.enter_async_context(prometheus(root, ports[:members]))
+            more = f'\n[watch]\nprometheus = "{url}"\n'
+        (root / "tandem.toml").write_text(written(ports, members, prefills, more))
         try:
             await site.start_watch()
             await asyncio.sleep(warm_s)
@@ -102,7 +149,8 @@ async def watched(members: int, *, warm_s: float, seconds: float) -> Figures:
     hz, rows = looks(root, begun, ended)
     cpu = (spent_s - cpu_s) / (ended - begun)
     figures = {
-        "members": members, "seconds": seconds, "hz": hz, "rows_per_s": rows,
+        "members": members, "source": "Prometheus" if by_prometheus else "scraped",
+        "seconds": seconds, "hz": hz, "rows_per_s": rows,
         "cores": cpu, "cpu_ms_per_member_and_look": cpu * 1e3 / members / max(hz, 1e-9),
         "cpu_s_per_member_hour": cpu * 3600.0 / members, "rss_mb": rss_mb,
         "false": [one.summary for one in site.findings() if one.actionable],
@@ -120,12 +168,21 @@ async def measure(bench: Bench) -> None:
             f"curve: {members} members",
             lambda n=members, w=warm_s, s=seconds: watched(n, warm_s=w, seconds=s),
         )
+    if shutil.which("prometheus") and not bench.quick:
+        await bench.step(
+            f"curve: {LARGE} members, by Prometheus",
+            lambda: watched(LARGE, warm_s=60.0, seconds=30.0, by_prometheus=True),
+        )
 
 
 def tell(bench: Bench, measured: dict[str, Figures]) -> None:
     """The curve, and whether the watch keeps up."""
     curve = [one for name, one in measured.items() if name.startswith("curve: ")]
-    for one in sorted(curve, key=lambda one: one["members"]):
-        members = one["members"]
-        bench.bar(f"looks a second at {members} members", one["hz"], HZ_LEAST, 1, least=True)
-        bench.note(f"cores at {members} members", one["cores"], 1)
+    for one in sorted(curve, key=lambda one: (one["source"] != "scraped", one["members"])):
+        scraped = one["source"] == "scraped"
+        said = f"{one['members']} members{'' if scraped else ', by Prometheus'}"
+        least = HZ_LEAST if scraped else PROMETHEUS_HZ_LEAST
+        bench.bar(f"looks a second at {said}", one["hz"], least, 1, least=True)
+        bench.note(f"cores at {said}", one["cores"], 1)
+    if not any(one["source"] == "Prometheus" for one in curve):
+        bench.missing(f"{LARGE} members, by Prometheus", "no prometheus here, or a quick run")

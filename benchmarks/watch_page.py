@@ -15,6 +15,48 @@ from watch_soak import CONFIDENCE, SLICES
 DOCS = Path(__file__).parent.parent / "docs"
 
 
+PAGE = """\
+# Measured
+
+`{command}` on {day}: {machine}; load {before:.1f} before and {after:.1f} after.
+The raw results are in `benchmarks/results`; run it again and see.
+
+Every fault is a mechanism of the embedded engine's switchboard.
+The watch is a separate process that knows only `tandem.toml`.
+Times are from the client's own log: from the first request that never completes; under saturation
+from the last thing any client got.
+
+## Bars
+
+{bars}
+
+{soak}.
+
+## Seconds to a finding
+
+{stalls}
+
+## Side by side
+
+The same faults under light traffic, and what people use today:
+a Prometheus rule with `for: 2m` on the engines' queues and counters (promtool over series recorded
+every five seconds), the router's health and its word on its workers (asked every five seconds), and
+three failed `/health` in a row (every ten seconds, five seconds' patience).
+
+{beside}
+
+![seconds to notice, by fault and observer](measured.svg)
+
+## By the number of members
+
+Members are recorded pages (356 KB a prefill, 175 KB a decode) on the same machine.
+Half of them are prefills and half decodes, and every pair is a path; behind Prometheus twenty are
+prefills.
+
+{curve}
+"""
+
+
 def _bars(record: Figures) -> list[str]:
     lines = ["| what | measured | bar | n | |", "| --- | --- | --- | --- | --- |"]
     for name, one in record["bars"].items():
@@ -85,59 +127,19 @@ def page(record: Figures, slices: list[Figures]) -> str:
     soak = f"{hours:.2f} deployment-hours of real soak: {false} false findings"
     if not false and hours:
         soak += f", so at most {CONFIDENCE / hours:.2f} an hour (95 %)"
-    lines = [
-        "# Measured",
-        "",
-        (
-            f"`{record['command']}` on {record['began'][:10]}, {on['cores']} cores ({on['cpu']}), "
-            f"{on['memory_gb']:.0f} GB, Python {on['python']}; load {record['load_before']:.1f} before "
-            f"and {record.get('load_after', 0.0):.1f} after."
-        ),
-        "The raw results are in `benchmarks/results`; run it again and see.",
-        "",
-        (
-            "Every fault is a mechanism of the embedded engine's switchboard; the watch is a separate "
-            "process that knows only `tandem.toml`."
-        ),
-        (
-            "Times are from the client's own log: from the first request that never completes, under "
-            "saturation from the last thing any client got."
-        ),
-        "",
-        "## Bars",
-        "",
-        *_bars(record),
-        "",
-        f"{soak}.",
-        "",
-        "## Seconds to a finding",
-        "",
-        *_stalls(measured),
-        "",
-        "## Side by side",
-        "",
-        (
-            "The same faults under light traffic, by what people use today: a Prometheus rule with "
-            "`for: 2m` on the engines' queues and counters (promtool over series recorded every five "
-            "seconds), the router's health and its word on its workers (asked every five seconds), "
-            "and three failed `/health` in a row (every ten seconds, five seconds' patience)."
-        ),
-        "",
-        *_beside(measured, slices),
-        "",
-        "![seconds to notice, by fault and observer](measured.svg)",
-        "",
-        "## By the number of members",
-        "",
-        (
-            "Members are recorded pages (356 KB a prefill, 175 KB a decode) on the same machine; half "
-            "of them prefills, half decodes, and every pair is a path."
-        ),
-        "",
-        *_curve(measured),
-        "",
-    ]
-    return "\n".join(lines)
+    return PAGE.format(
+        command=record["command"],
+        day=record["began"][:10],
+        machine=f"{on['cores']} cores ({on['cpu']}), {on['memory_gb']:.0f} GB, "
+        f"Python {on['python']}",
+        before=record["load_before"],
+        after=record.get("load_after", 0.0),
+        bars="\n".join(_bars(record)),
+        soak=soak,
+        stalls="\n".join(_stalls(measured)),
+        beside="\n".join(_beside(measured, slices)),
+        curve="\n".join(_curve(measured)),
+    )
 
 
 if __name__ == "__main__":
