@@ -6,7 +6,7 @@ For: what a client saw, when: sent, first token, last token, end. Not for: judgi
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -51,7 +51,7 @@ class Clients:
     url: str
     seed: int
     log: list[Sent] = field(default_factory=list)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: set[asyncio.Task[object]] = field(default_factory=set)
     _http: aiohttp.ClientSession | None = None
     _rng: random.Random = field(default_factory=random.Random)
     _closing: bool = False
@@ -71,11 +71,8 @@ class Clients:
         if load.per_s:
             self._spawn(self._arriving(load))
 
-    def _spawn(self, what: Awaitable[object]) -> None:
-        async def run() -> None:
-            await what
-
-        task = asyncio.create_task(run())
+    def _spawn(self, what: Coroutine[None, None, object]) -> None:
+        task = asyncio.create_task(what)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
