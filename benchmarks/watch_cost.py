@@ -77,7 +77,7 @@ class _Use:
         return (cpu_s - self.cpu_s) / (time.monotonic() - self.at) * 3600.0 / 3
 
 
-async def on_real(*, idle_s: float, segments: int, segment_s: float) -> Figures:
+async def on_real(*, idle_s: float, steady_s: float, segments: int, segment_s: float) -> Figures:
     """One real pair: idle first, then saturated with the watch stopped and not, ABBA."""
     root = Path(tempfile.mkdtemp(prefix="tandem-bench-"))
     figures: Figures = {"members": 3}
@@ -97,12 +97,27 @@ async def on_real(*, idle_s: float, segments: int, segment_s: float) -> Figures:
         clients.start(load_of("real", "saturated"))
         await asyncio.sleep(WARM_S)
         try:
+            figures["steady"] = await _steady(http, site, steady_s)
             figures["saturated"] = await _saturated(http, site, segments, segment_s)
         finally:
             await clients.close()
         figures["saturated"]["rss_mb"] = site.watch_use()[1]
         figures["false"] = [one.summary for one in site.findings() if one.actionable]
     return figures
+
+
+async def _steady(http: aiohttp.ClientSession, site: Site, seconds: float) -> Figures:
+    """Saturated and watched without a pause: what probes take of what is computed."""
+    # Probes that were sent before the load came are answered first.
+    await asyncio.sleep(WARM_S)
+    begun, use, count = time.time(), _Use(site), await tokens(http, site)
+    await asyncio.sleep(seconds)
+    spent, sent = probes(site, begun, time.time())
+    computed = await tokens(http, site) - count
+    return {
+        "seconds": seconds, "tokens": computed, "probe_tokens": spent, "probes": sent,
+        "probe_share": spent / max(computed, 1.0), "cpu_s_per_member_hour": use.per_member_hour(),
+    }  # fmt: skip
 
 
 async def _saturated(
@@ -112,26 +127,18 @@ async def _saturated(
         raise RuntimeError("nobody watches")
     kinds = [(False, True, True, False)[number % 4] for number in range(segments)]
     rates: list[tuple[bool, float]] = []
-    spent_tokens, watched_s, cpu = 0.0, 0.0, []
     for watching in kinds:
         os.kill(site.watch.pid, signal.SIGCONT if watching else signal.SIGSTOP)
         await asyncio.sleep(SKIP_S)
-        begun, use, count = time.time(), _Use(site), await tokens(http, site)
-        clock = time.monotonic()
+        count, clock = await tokens(http, site), time.monotonic()
         await asyncio.sleep(segment_s)
         rates.append((watching, (await tokens(http, site) - count) / (time.monotonic() - clock)))
-        if watching:
-            spent_tokens += probes(site, begun, time.time())[0]
-            watched_s += time.time() - begun
-            cpu.append(use.per_member_hour())
     os.kill(site.watch.pid, signal.SIGCONT)
     with_, without = ([rate for on, rate in rates if on is kind] for kind in (True, False))
     neighbours = list(itertools.pairwise(rates))
     return {
         "tokens_per_s": rates,
         "capacity_tokens_per_s": median(without),
-        "probe_tokens_per_s": spent_tokens / watched_s,
-        "probe_share": spent_tokens / watched_s / median(without),
         "ratio": median(
             (one if on else other) / (other if on else one)
             for (on, one), (other_on, other) in neighbours
@@ -144,7 +151,6 @@ async def _saturated(
         ),
         "pairs": sum(on is not again for (on, _), (again, _) in neighbours),
         "same": sum(on is again for (on, _), (again, _) in neighbours),
-        "cpu_s_per_member_hour": median(cpu),
     }  # fmt: skip
 
 
@@ -184,8 +190,9 @@ async def measure(bench: Bench) -> None:
     await bench.step(
         "cost",
         lambda: on_real(
-            idle_s=30.0 if short else 120.0,
-            segments=4 if short else 12, segment_s=8.0 if short else 20.0,
+            idle_s=20.0 if short else 120.0,
+            steady_s=20.0 if short else 180.0,
+            segments=4 if short else 12, segment_s=6.0 if short else 20.0,
         ),
     )  # fmt: skip
 
@@ -198,14 +205,13 @@ def tell(bench: Bench, measured: dict[str, Figures]) -> None:
         scanner["ratio"], 20.0, scanner["rounds"], least=True,
     )  # fmt: skip
     cost = measured["cost"]
-    load, idle = cost["saturated"], cost["idle"]
-    bench.bar(
-        "probe tokens, share of capacity under load", load["probe_share"], 0.001, load["pairs"]
-    )
+    load, idle, steady = cost["saturated"], cost["idle"], cost["steady"]
+    seconds = int(steady["seconds"])
+    bench.bar("probe tokens, share of capacity under load", steady["probe_share"], 0.001, seconds)
     each = idle["probes_per_path_and_minute"]
     bench.note("probes per path and minute at idle", max(each.values(), default=0.0), len(each))
     bench.note("CPU-seconds per member-hour at idle", idle["cpu_s_per_member_hour"], 1)
-    bench.note("CPU-seconds per member-hour under load", load["cpu_s_per_member_hour"], 1)
+    bench.note("CPU-seconds per member-hour under load", steady["cpu_s_per_member_hour"], 1)
     bench.note("resident memory of the watch, MB", load["rss_mb"], 1)
     bench.note("throughput with the watch, ratio to without", load["ratio"], load["pairs"])
     bench.note(
