@@ -19,6 +19,8 @@ FAMILY = frozenset(
     {"silent-stall", "partial-stall", "transfer-failures-rising", "health-lies", "restart-hazard"}
 )
 """What one cause may look like on one path, in any order."""
+DYING = frozenset({"member-down", "member-restarting"})
+"""What a member does that does not stay up."""
 AGAIN_S = (30.0, 300.0)
 """How long after the evidence was sealed an undetermined verdict is judged again; then no more."""
 PAST_MAX = 64
@@ -68,8 +70,11 @@ class Cases:
         """The case of a finding, None when nobody handed it on yet."""
         return self._cases.get(finding.id)
 
-    def follow(self, findings: Sequence[Finding], facts: Facts) -> None:
-        """Learn how the findings stand after a turn, and to which cases they belong."""
+    def follow(self, findings: Sequence[Finding], facts: Facts) -> list[tuple[Finding, str]]:
+        """Learn how the findings stand after a turn, and to which cases they belong.
+
+        Gives those that joined the incident of an earlier one.
+        """
         for finding in findings:
             if finding.closed_at is None:
                 self._past.pop(finding.id, None)
@@ -78,26 +83,34 @@ class Cases:
         over = facts.now - RECURS_S
         kept = [one for one in self._past.values() if (one.closed_at or 0.0) >= over][-PAST_MAX:]
         self._past = {one.id: one for one in kept}
+        joined = []
         for finding in findings:
             if finding.closed_at is None and finding.id not in self._cases:
-                case = self._same_cause(finding, findings, facts)
+                case = self._same_cause(finding, findings)
                 if case is not None:
                     self._cases[finding.id] = case
+                    if case.incident is not None and finding.actionable:
+                        joined.append((finding, case.incident))
         known = {one.id: one for one in findings}
         for name, case in list(self._cases.items()):
             if name in known and known[name].closed_at is None:
                 case.finding = known[name]
             elif name not in self._past:
                 del self._cases[name]
+        return joined
 
-    def _same_cause(
-        self, finding: Finding, findings: Sequence[Finding], facts: Facts
-    ) -> Case | None:
+    def _same_cause(self, finding: Finding, findings: Sequence[Finding]) -> Case | None:
         """The case of a finding that opened as another one closed, or comes back by another name.
 
         A stall that becomes silent, or fails aloud, is the same cause grown. Another life of a
-        member, or another path, is another cause.
+        member, or another path, is another cause; but for a member that dies again and again.
         """
+        if finding.kind in DYING:
+            for name, case in self._cases.items():
+                other = self._past.get(name) or case.finding
+                again = other.kind in DYING and other.subject == finding.subject
+                if again and case.incident is not None:
+                    return case
         if finding.kind not in FAMILY:
             return None
         closing = {one.id for one in findings if one.closed_at is not None}

@@ -142,7 +142,9 @@ class _Watcher:
         known = (*self.open, *self.cases.past)
         findings = detect(facts, known, self.parts.settings.detect)
         back = self._tell(findings)
-        self.cases.follow(findings, facts)
+        for finding, incident in self.cases.follow(findings, facts):
+            said = f"{finding.kind} on {finding.subject} belongs to incident {incident}"
+            say(self.parts, self.tell, "goes-on", said, id=finding.id, incident=incident)
         self.open = tuple(one for one in findings if one.closed_at is None)
         self.parts.store.keep(findings)
         if any(one.closed_at is not None and one.id in self.begun for one in findings):

@@ -156,6 +156,22 @@ class TestOneIncidentPerCause:
 
         assert len(site.store.incidents()) == 2
 
+    async def test_a_member_that_dies_again_is_the_same(self, site_of):
+        """A decode that is started and dies again within minutes has one incident."""
+        site = site_of(faults.serving)
+        await site.watch(turns=5)
+        del site.world.lives[DECODE]
+        await site.watch(until="report")
+        site.world.spawn(DECODE)
+        await site.watch(until="cleared")
+        del site.world.lives[DECODE]
+        await site.watch(until="goes-on")
+        await site.watch(turns=10)
+        (incident,) = site.store.incidents()
+
+        assert incident.finding.kind == "member-down"
+        assert incident.id in site.texts("goes-on")[0]
+
 
 class TestJudgedAgain:
     """An undetermined verdict, while its finding stands."""
