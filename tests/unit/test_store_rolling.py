@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
+from stores import FINDING
 from tandem.errors import RefusedError, WorldError
 from tandem.ports import Harvest
 from tandem.records import (
@@ -402,3 +403,29 @@ def appender(raw, number):
     with Store.open(Path(settings.root), settings) as store:
         for at in range(20):
             append(store, seen(at, number, name=v.RUNNING_REQS))
+
+
+class TestClockSetBack:
+    """Rows under a time that has not come yet."""
+
+    def test_they_are_not_answered_with(self, store):
+        """After it, only what was seen since is in the window, and what changes slowly."""
+        append(store, words(590, "python"), *(seen(at) for at in range(600)))
+        before = values(store.facts(now=T + 600, window_s=60))
+        store.forget_later(T + 10)
+        append(store, seen(11, 7.0))
+        facts = store.facts(now=T + 11, window_s=180)
+
+        assert len(before) > 50
+        assert values(facts) == [7.0]
+        assert facts.latest("prefill-0", v.COMMAND_LINE).value == ("python",)
+        assert store.last_seen_at() == T + 11
+
+
+def test_closed_findings_are_remembered(store):
+    """Those that closed since a time, the others not."""
+    for number, closed_at in enumerate((None, T + 5, T + 50)):
+        store.keep([msgspec.structs.replace(FINDING, id=f"f{number}", closed_at=closed_at)])
+
+    assert [one.id for one in store.closed_findings(T + 10)] == ["f2"]
+    assert [one.id for one in store.open_findings()] == ["f0"]

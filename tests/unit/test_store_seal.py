@@ -224,3 +224,31 @@ class TestSeal:
 def said_at(at):
     """The moment of the newest that was left out: one before the oldest that was kept."""
     return sealing._clock(at - 1)
+
+
+class TestAgain:
+    """Evidence of a verdict that is judged again."""
+
+    def test_the_first_stays_as_it_is(self, store):
+        """A further file holds what is known by now; the incident is read by the newer one."""
+        fill(store)
+        incident, first = sealed(store)
+        before = (store.folder(incident.id) / first.path).read_bytes()
+        fill(store, since=T + 100)
+        again = store.seal(store.incident(incident.id), now=T + 200, deadline_s=30.0, again=True)
+        read, facts = load_incident(store.folder(incident.id))
+
+        assert (first.path, again.path) == ("evidence.sqlite", "evidence-2.sqlite")
+        assert (store.folder(incident.id) / first.path).read_bytes() == before
+        assert read.seal == again
+        assert facts.now == T + 200
+
+    def test_it_has_a_share_of_the_bytes(self, make_store):
+        """A further file is smaller: together they stay within what was configured, and a bit."""
+        store = make_store(megabytes=1.0)
+        fill(store, seconds=3000, size=8)
+        incident, _ = sealed(store, seconds=3000)
+        again = store.seal(store.incident(incident.id), now=T + 3000, deadline_s=30.0, again=True)
+
+        assert again.size_bytes <= 0.25e6
+        assert again.left_out

@@ -119,3 +119,17 @@ class TestTick:
         await collector.close()
 
         assert slow.closed
+
+
+async def test_a_clock_that_went_back_leaves_nobody_waiting():
+    """What was due under the later time is looked at in the next tick."""
+    clock, looks = Clock(), Looks(interval_s=5.0)
+    collector = Collector([looks], clock)
+    await collector.tick()
+    clock.at -= 3600.0
+    await collector.tick()
+    clock.at += 1.0
+    await collector.tick()
+    await collector.close()
+
+    assert looks.looks == 2

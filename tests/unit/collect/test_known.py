@@ -1,6 +1,13 @@
 """The known prompt: when it is asked, and what is remembered of its answers."""
 
+import dataclasses
+
+from probing import DONE, Clock, safe
+from tandem.collect.incarnations import Incarnations
 from tandem.collect.known import BUSY_EVERY_S, IDLE_EVERY_S, Answers, known_text
+from tandem.collect.probe import Knows, ProbeSource
+from tandem.records import ProbeSettings
+from tandem.records import vocabulary as v
 
 LIVES = ("1:1", "2:2")
 
@@ -38,3 +45,33 @@ def test_other_lives_answer_anew():
     told = [answers.told((number,), ("9:9", "2:2")) for number in (7, 8)]
 
     assert told == [None, ("7", "7", "8")]
+
+
+async def test_a_probe_asks_it_between_fresh_ones_and_tells_its_answers():
+    """Once a minute the prompt is the known one; from the second answer on they are told."""
+    sent, clock = [], Clock()
+
+    async def send(prompt):
+        sent.append(prompt)
+        return dataclasses.replace(DONE, token_ids=(len(sent), 9))
+
+    ends = ("prefill-0", "decode-0")
+    source = ProbeSource(
+        "prefill-0>decode-0",
+        ends,
+        send,
+        ProbeSettings(),
+        clock,
+        Incarnations(),
+        knows=Knows(safety=safe()),
+    )
+    told = []
+    for _ in range(4):
+        harvest = await source.collect()
+        told += [one.value for one in harvest.observations if one.name == v.PROBE_ANSWERS]
+        clock.at += IDLE_EVERY_S / 2
+    await source.close()
+    known = [one == known_text(len(one.split())) for one in sent]
+
+    assert known == [True, False, True, False]
+    assert told == [("1 9", "1 9", "3 9")]
