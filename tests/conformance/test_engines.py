@@ -178,6 +178,16 @@ class TestObserve:
         assert seen[v.SERVER_ARG, "disable_overlap_schedule"].value == "true"
         assert (v.SERVER_ARG, "api_key") not in seen
 
+    @pytest.mark.parametrize(("told", "rows_of"), [(1, 0), (8, 1)])
+    async def test_ranks_that_the_configuration_does_not_know_are_told(self, engine, told, rows_of):
+        """A server with other data-parallel ranks than stated has paths that nobody tells apart."""
+        async with StubEngine(Role.DECODE, loads=[LOAD], info={"dp_size": told}) as decode:
+            harvest = await engine.observe(decode.member, 2.0)
+        said = [one.value for one in harvest.observations if one.name == v.MISSTATED]
+
+        assert len(said) == rows_of
+        assert all("has 8 data-parallel ranks" in one for one in said)
+
     async def test_server_information_is_asked_seldom(self, engine, now):
         """It is asked at first, not each second, again after a while, and after a failed look."""
         async with StubEngine(Role.DECODE, page=PAGE, loads=[LOAD]) as decode:

@@ -25,6 +25,7 @@ from tandem.records import vocabulary as v
 EVERY_S = 5.0
 USE_EVERY_S = 10.0
 """CPU time, memory and threads are told this often; states at every look."""
+STANDS = frozenset({"D", "T"})
 SHOWN_MAX = 64
 """Children that are told one by one; of the others only the number is."""
 SEEN_MAX = 256
@@ -89,9 +90,9 @@ class ChildrenSource:
         stats = {pid: stat for pid in pids[1:] if (stat := stat_of(pid)) is not None}
         yield from self._gone(stats, at)
         yield self._row(at, v.CHILDREN, len(stats))
-        if (where := wait_channel(leader)) is not None:
-            yield self._row(at, v.WAIT_CHANNEL, where)
         if use:
+            if (where := wait_channel(leader)) is not None:
+                yield self._row(at, v.WAIT_CHANNEL, where)
             own = stat_of(leader)
             yield self._row(at, v.THREADS, (own.threads if own else 0) + _threads(stats))
             yield self._row(at, v.THREADS_BLOCKED, sum(map(blocked_threads, [leader, *stats])))
@@ -117,7 +118,8 @@ class ChildrenSource:
         yield self._row(at, v.CHILD_STATE, stat.state, label)
         if stat.exit_code is not None:
             yield self._row(at, v.CHILD_EXIT_CODE, stat.exit_code, label)
-        if (where := wait_channel(stat.pid)) is not None:
+        asked = use or stat.state in STANDS
+        if asked and (where := wait_channel(stat.pid)) is not None:
             yield self._row(at, v.CHILD_WAIT_CHANNEL, where, label)
 
     def _gone(self, stats: dict[int, Stat], at: float) -> Iterator[Observation]:

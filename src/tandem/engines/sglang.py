@@ -7,7 +7,7 @@ flags (`sglang_traits.py`), how a pair is spoken to (`sglang_pair.py`).
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import aiohttp
@@ -124,8 +124,9 @@ class SglangEngine:
             # A look that failed says nothing of what the engine can say.
             told = replace(told, frozen=frozenset(_left(member, live)))
         if info is not None:
-            rows, told = _server_args(info, told, names.witness("server_info", member.name, at))
-            found += rows
+            seen = names.witness("server_info", member.name, at)
+            rows, told = _server_args(info, told, seen)
+            found += [*rows, *_misstated(member, rows, seen)]
         answered = not live.failed if page is None else page.status is not None
         reached = answered and (info is None or info.status is not None)
         if not reached:
@@ -340,6 +341,16 @@ def _server_args(
     rows = [seen(v.SERVER_ARG, value, label=name) for name, value in args.items()]
     backend = args.get("disaggregation_transfer_backend")
     return rows, replace(told, version=args.get("version"), backend=backend)
+
+
+def _misstated(
+    member: Member, rows: Sequence[Observation], seen: names.Seen
+) -> Iterator[Observation]:
+    """That the server has other ranks than `tandem.toml` says: these are not probed apart."""
+    sizes = {row.value for row in rows if row.name == v.SERVER_ARG and row.label == "dp_size"}
+    for size in sizes - {str(member.dp_size)}:
+        said = f"the server has {size} data-parallel ranks, tandem.toml says {member.dp_size}"
+        yield seen(v.MISSTATED, said, label="dp_size")
 
 
 def _health_status(answer: Fetched, seen: names.Seen) -> Observation:

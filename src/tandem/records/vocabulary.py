@@ -135,6 +135,7 @@ GPU_XIDS_TOTAL = "gpu_xids_total"  # since Tandem began to listen
 
 # Server information (source `server_info`).
 SERVER_ARG = "server_arg"  # label = argument name, value = its value as text
+MISSTATED = "misstated"  # label = key of a member in tandem.toml, value = how it is otherwise
 
 # Collecting itself.
 SOURCE_FAILED = "source_failed"  # subject `host`, label = the source; `missing` says why
