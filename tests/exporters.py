@@ -13,7 +13,7 @@ import socket
 import aiohttp
 from aiohttp import web
 
-READY_S = 30.0
+READY_S = 60.0
 
 
 def free_port():

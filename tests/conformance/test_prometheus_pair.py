@@ -21,7 +21,7 @@ from tandem.routers.smg import SmgRouter
 
 pytestmark = [
     pytest.mark.needs("prometheus", "router"),
-    pytest.mark.timeout(90),
+    pytest.mark.timeout(180),
 ]
 ONLY_MEMBERS_SAY = {v.LIVE_LOADS, v.SERVER_ARG, v.WORKER_HEALTHY, v.WORKER_STATUS}
 """What no metrics page has."""
@@ -114,7 +114,7 @@ async def test_what_is_read_is_what_a_scrape_would_read(tmp_path, monkeypatch):
             Incarnations(),
             now=time.time,
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not await smg.ready(router, 2.0):
                 await asyncio.sleep(0.05)
             for _ in range(3):

@@ -406,14 +406,14 @@ sglang:time_to_first_token_seconds_count 100
 
 
 @pytest.mark.needs("prometheus")
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 class TestRealServer:
     """Debian's Prometheus, scraping a page once a second."""
 
     async def until(self, look, wanted):
         """Look until a row is as wanted; gives it and every row before."""
         rows = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 look.time = time.time()
                 new = await look.rows(v.PROGRESS_TOKENS_TOTAL)

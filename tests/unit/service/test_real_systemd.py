@@ -12,11 +12,11 @@ from booted import Booted
 from tandem.config import load
 from tandem.exports import watch_unit
 
-pytestmark = [pytest.mark.needs("systemd"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.needs("systemd"), pytest.mark.timeout(180)]
 
 STACKS = "stacks.service"
 UNIT = "tandem-watch.service"
-UNTIL_S = 30.0
+UNTIL_S = 60.0
 PAIR = """
 [deployment]
 name = "pair"
