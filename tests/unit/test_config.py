@@ -137,6 +137,16 @@ class TestAccepted:
         assert settings.watch.prometheus_token_file == str(tmp_path / "token")
         assert settings.deployment.members[1].metrics_labels == {"pod": "d-0"}
 
+    def test_two_members_cannot_have_the_same_series(self, write):
+        """Labels that fit two members are refused: their counts would be one member's."""
+        same = 'metrics_labels = { job = "sglang" }\n'
+        text = PAIR.replace('role = "decode"\n', f'role = "decode"\n{same}')
+        text = text.replace('role = "prefill"\n', f'role = "prefill"\n{same}')
+
+        assert "decode-0.metrics_labels: these are already those of prefill-0" in refusal(
+            write(text)
+        )
+
     def test_what_we_do_not_start_may_be_elsewhere(self, write):
         """A member without a supervisor may have any address."""
         settings = load(write(edited("http://127.0.0.1:30001", "http://10.1.2.3:30001")))

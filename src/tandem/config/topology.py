@@ -142,6 +142,7 @@ def topology_faults(members: list[Member], *, complete: bool) -> Iterator[Fault]
         yield from _role_faults(member)
         yield from _url_faults(member)
     yield from _endpoint_faults(members)
+    yield from _matcher_faults(members)
     for role in (Role.PREFILL, Role.DECODE) if complete else ():
         if not any(member.role == role for member in members):
             fix = f'add a [[member]] with role = "{role}"'
@@ -194,6 +195,20 @@ def _url_faults(member: Member) -> Iterator[Fault]:
                 "what Tandem starts itself listens on loopback only",
                 "use 127.0.0.1, or a supervisor of that host",
             )
+
+
+def _matcher_faults(members: list[Member]) -> Iterator[Fault]:
+    """Series that are two members' are nobody's."""
+    users: dict[tuple[tuple[str, str], ...], str] = {}
+    for member in members:
+        matchers = tuple(sorted(member.metrics_labels.items()))
+        if not matchers:
+            continue
+        first = users.setdefault(matchers, member.name)
+        if first != member.name:
+            key = f"member.{member.name}.metrics_labels"
+            wrong = f"these are already those of {first}"
+            yield Fault(key, None, wrong, "add a label that tells them apart")
 
 
 def _endpoint_faults(members: list[Member]) -> Iterator[Fault]:
