@@ -126,7 +126,7 @@ class TestService:
 
         # `start` came back when READY was told, after a turn: the status is of that turn.
         assert up["ActiveState"] == "active"
-        assert up["StatusText"].startswith("pair: ")
+        assert up["StatusText"] == "pair: watched, nothing found"
         assert len({one["MainPID"] for one in (up, again, third)}) == 3
         # Longer than the watchdog: while it ends nobody waits for turns.
         assert (ended["ActiveState"], ended["Result"]) == ("inactive", "success")
