@@ -37,6 +37,8 @@ class Mechanism:
     """Findings that count as noticing it."""
     bound_s: float = 45.0
     """Not noticed within this is missed."""
+    told: bool = False
+    """Whether a finding that asks for no deed is enough: nobody but the client can help."""
     waits: bool = True
     """Whether a client waits for what hangs; else time begins when the injection is complete."""
 
@@ -163,17 +165,17 @@ MECHANISMS: dict[str, Mechanism] = {
             kinds=(*STALLS, "member-down"),
         ),
         Mechanism("kv_exhaustion", switched("decode-0", kv_exhaustion="deadlocks")),
-        Mechanism(
-            "lost_reply_every=1",
-            switched("decode-0", lost_reply_every=1),
-            kinds=(*STALLS, "router-disagrees"),
-        ),
-        Mechanism(
-            "lost_reply_every=3",
-            switched("decode-0", lost_reply_every=3),
-            total=False,
-            kinds=(*STALLS, "router-disagrees"),
-            bound_s=75.0,
+        # Tokens flow and hand-offs complete; it is the end of replies that is lost.
+        *(
+            Mechanism(
+                f"lost_reply_every={every}",
+                switched("decode-0", lost_reply_every=every),
+                total=False,
+                kinds=(*STALLS, "router-disagrees"),
+                bound_s=100.0,
+                told=True,
+            )
+            for every in (1, 3)
         ),
         Mechanism(
             "peer_memory=stale, one restart",
@@ -273,7 +275,8 @@ CALM_TOO = _lane(
     ("forward=spins, prefill", "idle light"),
     ("forward=spins, decode", "idle light"),
     ("crash=worker_only, prefill", "idle light"),
-    ("lost_reply_every=1", "idle light"),
+    ("lost_reply_every=1", "idle"),
+    ("leaked_slot_every, decode", "light"),
     ("peer_memory=stale, three restarts", "light"),
 )
 SHAPES = [
@@ -296,7 +299,8 @@ SATURATED = _lane(
     ("stale_endpoint", "saturated"),
     ("peer_memory=stale, one restart", "saturated"),
     ("peer_memory=orphaned, two restarts", "saturated"),
-    ("lost_reply_every=3", "light saturated"),
+    ("lost_reply_every=3", "light"),
+    ("forward=blocks, prefill", "saturated"),
 )
 REAL = _lane(
     "real",

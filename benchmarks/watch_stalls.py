@@ -149,7 +149,7 @@ class Lane:
         """The first finding that tells of it, waited for."""
         while time.time() - ready_at < mechanism.bound_s:
             for one in site.findings(injected_at):
-                if one.actionable and one.kind in mechanism.kinds:
+                if (one.actionable or mechanism.told) and one.kind in mechanism.kinds:
                     return one
             await asyncio.sleep(0.2)
         return None
