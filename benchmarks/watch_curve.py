@@ -136,7 +136,7 @@ async def watched(
         more = ""
         if by_prometheus:
             url = await stack.enter_async_context(prometheus(root, ports[:members]))
-            more = f'\n[watch]\nprometheus = "{url}"\n'
+            more = f'\n[watch]\ninterval_s = 5.0\nprometheus = "{url}"\n'
         (root / "tandem.toml").write_text(written(ports, members, prefills, more))
         try:
             await site.start_watch()

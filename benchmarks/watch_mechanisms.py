@@ -171,7 +171,7 @@ MECHANISMS: dict[str, Mechanism] = {
                 f"lost_reply_every={every}",
                 switched("decode-0", lost_reply_every=every),
                 total=False,
-                kinds=(*STALLS, "router-disagrees"),
+                kinds=(*STALLS, "router-disagrees", "health-lies"),
                 bound_s=100.0,
                 told=True,
             )
