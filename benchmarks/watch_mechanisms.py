@@ -21,6 +21,7 @@ from watch_site import Site
 Inject = Callable[[Site, Clients], Awaitable[None]]
 
 STALLS = ("silent-stall", "partial-stall")
+PAIR = ("prefill-0", "decode-0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,33 +132,29 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism(
             "handoff_dropped",
             switched("prefill-0", handoff_dropped=True),
-            ("prefill-0", "decode-0"),
+            PAIR,
         ),
-        Mechanism("forward=blocks, prefill", switched("prefill-0", forward="blocks")),
-        Mechanism("forward=blocks, decode", switched("decode-0", forward="blocks")),
-        Mechanism("forward=spins, prefill", switched("prefill-0", forward="spins")),
-        Mechanism("forward=spins, decode", switched("decode-0", forward="spins")),
+        Mechanism("forward=blocks, prefill", switched("prefill-0", forward="blocks"), PAIR),
+        Mechanism("forward=blocks, decode", switched("decode-0", forward="blocks"), PAIR),
+        Mechanism("forward=spins, prefill", switched("prefill-0", forward="spins"), PAIR),
+        Mechanism("forward=spins, decode", switched("decode-0", forward="spins"), PAIR),
         Mechanism("leaked_slot_every, prefill", switched("prefill-0", leaked_slot_every=1)),
         Mechanism("leaked_slot_every, decode", switched("decode-0", leaked_slot_every=1)),
         Mechanism(
             "crash=worker_only, prefill",
             switched("prefill-0", crash="worker_only"),
-            ("prefill-0", "decode-0"),
+            PAIR,
         ),
         Mechanism(
             "crash=worker_only, decode",
             switched("decode-0", crash="worker_only"),
-            ("prefill-0", "decode-0"),
+            PAIR,
         ),
-        Mechanism("abort_kills_bootstrap", abort_kills_bootstrap, ("prefill-0", "decode-0")),
+        Mechanism("abort_kills_bootstrap", abort_kills_bootstrap, PAIR),
         Mechanism("stale_endpoint", stale_endpoint, ("decode-0",)),
-        Mechanism(
-            "rank leaves, decode", rank_apart("decode-0", "leaves"), ("prefill-0", "decode-0")
-        ),
-        Mechanism(
-            "rank leaves, prefill", rank_apart("prefill-0", "leaves"), ("prefill-0", "decode-0")
-        ),
-        Mechanism("rank spins, decode", rank_apart("decode-0", "spins"), ("prefill-0", "decode-0")),
+        Mechanism("rank leaves, decode", rank_apart("decode-0", "leaves"), PAIR),
+        Mechanism("rank leaves, prefill", rank_apart("prefill-0", "leaves"), PAIR),
+        Mechanism("rank spins, decode", rank_apart("decode-0", "spins"), PAIR),
         Mechanism(
             "blocks_on_dead_peer",
             dead_peer,
@@ -180,21 +177,21 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism(
             "peer_memory=stale, one restart",
             restarted_alone("stale", 1),
-            ("prefill-0", "decode-0"),
+            PAIR,
             total=False,
             bound_s=75.0,
         ),
         Mechanism(
             "peer_memory=stale, three restarts",
             restarted_alone("stale", 3),
-            ("prefill-0", "decode-0"),
+            PAIR,
             total=False,
             bound_s=75.0,
         ),
         Mechanism(
             "peer_memory=orphaned, two restarts",
             restarted_alone("orphaned", 2, in_flight_ms=400.0),
-            ("prefill-0", "decode-0"),
+            PAIR,
             total=False,
             waits=False,
             bound_s=90.0,

@@ -87,12 +87,39 @@ class TestSilent:
 
         assert "/health answered 200 in" in finding.summary
 
-    def test_a_busy_process_is_given_three_times_as_long(self):
-        """An engine that computes without a token is found only after 12 s: a step can be long."""
+    def test_a_spinning_process_is_given_twice_as_long(self):
+        """A core busy without a token is found after 8 s where its steps were short before."""
         [(kind, at)] = opened(decode_hangs())
 
         assert kind == "silent-stall"
-        assert 12.0 <= at - 60.0 <= 14.0
+        assert 8.0 <= at - 60.0 <= 9.5
+
+    def test_a_process_of_long_steps_is_given_its_own_pace(self):
+        """Who paused for six seconds before, and went on, may pause three times as long."""
+        scene = serving()
+        scene.decode.tokens, scene.decode.completes, scene.decode.forwards = 0.0, 0.0, False
+        scene.run(6)
+        scene.decode.tokens, scene.decode.completes, scene.decode.forwards = 40.0, 1.0, True
+        scene.run(10)
+        hangs = scene.now - T0
+        still(scene)
+        scene.decode.forwards, scene.decode.health, scene.decode.cpu = False, 503, 1.0
+        scene.decode.queues = {"running": 3.0, "prealloc": 2.0}
+        scene.offered, scene.active = 0.0, 5.0
+        scene.probes = dict.fromkeys(scene.probes, "stuck")
+        [(kind, at)] = opened(scene.run(30))
+
+        assert kind == "silent-stall"
+        assert 18.0 <= at - hangs <= 23.0
+
+    def test_idle_time_is_no_pause_of_a_step(self):
+        """A long prompt after idle minutes is given its time from when it came."""
+        scene = Scene().run(60)
+        scene.prefill.forwards, scene.prefill.cpu = False, 0.15
+        scene.prefill.queues, scene.decode.queues = {"waiting": 2.0}, {"transfer": 3.0}
+        scene.active = 3.0
+
+        assert opened(scene.run(11)) == []
 
     def test_a_decode_that_has_not_completed_any_yet_is_judged_by_its_tokens(self):
         """Engines leave a counter out until the first request of a life is done."""

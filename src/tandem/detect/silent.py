@@ -5,6 +5,7 @@ For: `silent-stall`. Not for: naming the cause, nor for paths on which anything 
 (progress moves by whole chunks), a cold start, a member that is away.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 from tandem import signs
@@ -18,6 +19,16 @@ from tandem.records import vocabulary as v
 
 BUSY_PATIENCE = 3.0
 """How much longer a process that computes may show no progress: one forward step can be long."""
+SPINNING_PATIENCE = 2.0
+"""The same for one that has most of a core to itself, and whose steps were short all along."""
+SPINNING_CPU = 0.5
+PACE = 3.0
+"""Who paused before and went on may pause this many times as long; at most `PATIENCE_S_MAX`."""
+PATIENCE_S_MAX = 60.0
+PAUSES_MIN = 10
+"""So many moves of progress must have been seen to know that steps are short."""
+BLIND_S = 5.0
+"""Looks further apart than this show no pause of the engine."""
 COLD_S = 60.0
 """A process this young that never completed anything and computes is still compiling."""
 SLOW_TRANSFERS = 5.0
@@ -75,18 +86,19 @@ def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> tuple[Candidate
         return None
     if completed_probe(facts, cell.subject, facts.now - thresholds.flat_s) is not None:
         return None
-    still = [_still(facts, member, thresholds.flat_s) for member in members]
+    rises = [one.rose_at for one in pinned]
+    if probe is not None and not pinned:
+        rises = [probe.at - thresholds.probe_deadline_s]
+    moved = [one.at for member in members if (one := signs.last_moved(facts, member))]
+    onset_at = max([min(rises), *moved])
+    still = [_still(facts, member, thresholds.flat_s, onset_at) for member in members]
     waits = client_of(facts, cell, thresholds)
     if waits is None or any(one is None for one in still):
         return None
     flat = tuple(cite for one in still if one is not None for cite in one.evidence)
     held = [one.said for one in pinned]
-    rises = [one.rose_at for one in pinned]
     if probe is not None and not pinned:
         held = [f"the probe of {cell.subject} is {probe.value}"]
-        rises = [probe.at - thresholds.probe_deadline_s]
-    moved = [one.at for member in members if (one := signs.last_moved(facts, member))]
-    onset_at = max([min(rises), *moved])
     silence = server(
         f"{_and(held)}; no hand-off and no request completed on {cell.prefill} or {cell.decode} "
         f"for {facts.now - onset_at:.0f} s and no token was computed beyond health checks",
@@ -139,8 +151,10 @@ def _sees_queues(facts: Facts, cell: Path) -> bool:
     )
 
 
-def _still(facts: Facts, member: str, flat_s: float) -> Reading | None:
+def _still(facts: Facts, member: str, flat_s: float, onset_at: float) -> Reading | None:
     """Proof that an engine made no progress; None when it did, or when that is not known.
+
+    `onset_at` is since when anything is held without a completion.
 
     Tokens must be known; a counter of requests may be missing, since engines leave it out until
     the first request of a life is done.
@@ -165,7 +179,34 @@ def _still(facts: Facts, member: str, flat_s: float) -> Reading | None:
     young = life is not None and begun_at is not None and facts.now - begun_at < COLD_S
     if young and completed_nothing(facts, member):
         return None
-    return _flat(facts, member, BUSY_PATIENCE * flat_s)
+    patience_s = _patience_s(facts, member, flat_s, used.value)
+    if facts.now - onset_at < patience_s:
+        # What was idle before did not pause: its step began when there was something to do.
+        return None
+    return _flat(facts, member, patience_s)
+
+
+def _patience_s(facts: Facts, member: str, flat_s: float, cores: float) -> float:
+    """How long an engine that computes may show no progress, by how it went on in this life.
+
+    One that is starved of CPU, or used to long steps, paused before and went on.
+    """
+    life = facts.incarnation(member)
+    since = float("-inf") if life is None else life.started_at
+    pauses: list[float] = []
+    pause_s, moved = 0.0, False
+    for before, later in pairwise(facts.numbers(member, v.PROGRESS_TOKENS_TOTAL, since=since)):
+        if later.at - before.at > BLIND_S:
+            pause_s, moved = 0.0, False
+            continue
+        pause_s += later.at - before.at
+        if later.value != before.value:
+            pauses += [pause_s] if moved else []
+            pause_s, moved = 0.0, True
+    longest_s = max(pauses, default=0.0)
+    short = len(pauses) >= PAUSES_MIN and longest_s < flat_s
+    patience = SPINNING_PATIENCE if short and cores >= SPINNING_CPU else BUSY_PATIENCE
+    return max(patience * flat_s, min(PATIENCE_S_MAX, PACE * longest_s))
 
 
 def _flat(facts: Facts, member: str, flat_s: float) -> Reading | None:
