@@ -1,13 +1,14 @@
 """`python -m tandem_engine prefill|decode|faults|fetch-model`: the command line of the engine.
 
-Exit status: 0 ended as asked, 1 the engine broke, 3 the command line is wrong, 4 the machine said
-no.
+Exit status: 0 ended as asked, 1 the engine broke or something inside never ended, 3 the command
+line is wrong, 4 the machine said no. What an end cut off is one line of the log.
 """
 
 import asyncio
 import contextlib
 import ctypes
 import logging
+import os
 import resource
 import signal
 import sys
@@ -26,6 +27,8 @@ from tandem_engine.config import (
 
 EXIT_BROKEN = 1
 FILES_MAX = 65535
+START_ENDS_S = 2.0
+"""How long a start may take to hear that it is over."""
 INSTALL = "pip install 'tandem-pd[engine]'"
 USAGE = """usage: python -m tandem_engine WORD [options]
 
@@ -92,12 +95,13 @@ def _serve(mode: Mode, arguments: Sequence[str]) -> int:
     logs.set_up(settings.log_level)
     switchboard = Switchboard(settings.enable_faults)
 
-    async def serve() -> int:
-        worker = Worker(settings, timeouts, switchboard)
-        log.info("server_args=%s", _shown(worker.settings))
+    async def serve() -> tuple[int, bool]:
+        """The exit status, and whether a thread is left that nobody can wait for."""
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        worker = Worker(settings, timeouts, switchboard)
+        log.info("server_args=%s", _shown(worker.settings))
         try:
             starting = asyncio.ensure_future(worker.start())
             ends = [asyncio.ensure_future(e.wait()) for e in (stopped, worker.fatal)]
@@ -108,12 +112,22 @@ def _serve(mode: Mode, arguments: Sequence[str]) -> int:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for task in (starting, *ends):
                 task.cancel()
+            await asyncio.wait([starting], timeout=START_ENDS_S)
         finally:
-            await worker.stop()
+            starts = worker.state == "starting"
+            cut = await worker.stop()
+            if cut:
+                log.warning("Ended: %s", cut)
         # A loop that broke by itself is no clean end.
-        return EXIT_BROKEN if worker.fatal.is_set() else 0
+        broken = worker.fatal.is_set() or (worker.torn and not starts)
+        return EXIT_BROKEN if broken else 0, worker.torn
 
-    return asyncio.run(serve())
+    status, torn = asyncio.run(serve())
+    if torn:
+        # The libraries' own clean-up must not run under a thread that still computes.
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 def _shown(settings: Settings) -> str:

@@ -132,23 +132,23 @@ class Hub:
 
     def broadcast(self, order: Order) -> None:
         """Send to every follower."""
-        data = msgspec.msgpack.encode(order)
-        for rank, spoke in enumerate(self._spokes, start=1):
-            try:
-                spoke.send(data)
-            except OSError as problem:
-                raise CollectiveError(f"rank {rank} is gone: {problem}") from problem
+        self._send(msgspec.msgpack.encode(order))
 
     def all_gather(self, own: Joined) -> list[Joined]:
         """Wait until every rank has joined; raises `CollectiveError` when one cannot or differs."""
         ranks = [own]
         for rank, spoke in enumerate(self._spokes, start=1):
             ranks.append(_joined.decode(_received(spoke, f"rank {rank}")))
-        data = msgspec.msgpack.encode(Gathered(ranks))
-        for spoke in self._spokes:
-            spoke.send(data)
+        self._send(msgspec.msgpack.encode(Gathered(ranks)))
         agree(ranks)
         return ranks
+
+    def _send(self, data: bytes) -> None:
+        for rank, spoke in enumerate(self._spokes, start=1):
+            try:
+                spoke.send(data)
+            except OSError as problem:
+                raise CollectiveError(f"rank {rank} is gone: {problem}") from problem
 
     def close(self) -> None:
         """Close the group, from any thread: followers end, and a gather that waits fails."""
@@ -178,7 +178,10 @@ class Spoke:
     def all_gather(self, own: Joined) -> list[Joined]:
         """Say what was computed, and wait for what the others did; see `Hub.all_gather`."""
         self._hub.settimeout(GATHER_S)
-        self._hub.send(msgspec.msgpack.encode(own))
+        try:
+            self._hub.send(msgspec.msgpack.encode(own))
+        except OSError as problem:
+            raise CollectiveError(f"rank 0 is gone: {problem}") from problem
         ranks = _gathered.decode(_received(self._hub, "rank 0")).ranks
         agree(ranks)
         return ranks

@@ -1,7 +1,7 @@
 """What both ends of the control protocol need: an event loop on a thread, and a bounded send.
 
 The two ends are `rank.py` (the prefill listens) and `links.py` (the decode connects). Both live on
-a thread of their own named `bootstrap`, so that they answer while a step computes.
+a thread of their own, so that they answer while a step computes.
 
 Not for: messages (`wire.py`).
 """

@@ -119,9 +119,13 @@ class Links:
             self._push()
         self._thread.call(self._send, bootstrap, message)
 
+    def let_go(self) -> None:
+        """The worker ends: a send that blocks returns, unsent."""
+        self._closed.set()
+
     def close(self) -> None:
         """Close every link and end the thread."""
-        self._closed.set()
+        self.let_go()
         self._thread.stop()
 
     def _believes(self, bootstrap: str) -> bool:

@@ -14,7 +14,9 @@ from starlette.applications import Starlette
 
 from tandem_engine.config import StartError
 
-STOP_S = 2.0
+GRACE_S = 1.0
+"""How long connections may finish what they write once the worker ends."""
+STOP_S = 3.0
 
 
 class _Server(uvicorn.Server):
@@ -60,24 +62,28 @@ class Listeners:
             lifespan="off",
             ws="none",
             timeout_keep_alive=65,
-            timeout_graceful_shutdown=1,
+            # Longer than `stop` leaves anybody: uvicorn would end requests with a traceback each.
+            timeout_graceful_shutdown=int(STOP_S),
         )
         server = _Server(config)
         task = asyncio.create_task(server.serve(sockets=[self._sockets[name]]))
         self._servers.append((server, task))
 
     async def stop(self, *, clean: bool) -> None:
-        """End the servers; `clean` lets connections finish what they write, at most a second."""
+        """End the servers; `clean` lets connections finish what they write, for `GRACE_S`."""
         for server, _ in self._servers:
             server.should_exit = True
             server.force_exit = not clean
-        if self._servers:
-            await asyncio.wait([task for _, task in self._servers], timeout=STOP_S)
+        tasks = [task for _, task in self._servers]
+        if tasks:
+            await asyncio.wait(tasks, timeout=GRACE_S)
         for server, _ in self._servers:
             # A process that ends closes its connections; one that goes on has to do it.
             for connection in list(server.server_state.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_S)
         self._servers.clear()
         self.close()
 

@@ -4,8 +4,13 @@ For: `worker.py`, and tests and benches that want a model without a worker.
 Not for: what a model is asked (`model.py`).
 """
 
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+from tandem_engine.collective import Sizes
 from tandem_engine.model import Model, SetupError
 from tandem_engine.toy import ToyModel
 
@@ -40,3 +45,33 @@ def load_model(
 
     path = locate_model() if spec == "smollm2" else Path(spec)
     return LlamaModel(path, context_length=context_length, sequences_max=sequences_max, cells=cells)
+
+
+async def load_aside(spec: str, sizes: Sizes) -> Model:
+    """Load on a thread that nobody has to wait for: a worker may end meanwhile.
+
+    Raises as `load_model` does.
+    """
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[Model] = loop.create_future()
+
+    def settle(how: Callable[..., None], what: object) -> None:
+        if not loaded.done():
+            how(what)
+
+    def load() -> None:
+        try:
+            what: object = load_model(
+                spec,
+                context_length=sizes.context_length,
+                sequences_max=sizes.sequences_max,
+                cells=sizes.cells,
+            )
+            how: Callable[..., None] = loaded.set_result
+        except BaseException as problem:  # noqa: BLE001 - raised where it is awaited
+            what, how = problem, loaded.set_exception
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, how, what)
+
+    threading.Thread(target=load, name="loading", daemon=True).start()
+    return await loaded

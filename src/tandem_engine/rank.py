@@ -1,7 +1,8 @@
 """The prefill's end of the control protocol: a listening socket, and who is at the other end.
 
 Agents announce themselves here, renew their leases, say where rooms go, and give rooms up. A bad
-frame closes its connection and nothing else.
+frame closes its connection and nothing else. As with SGLang's sockets, one thread moves frames and
+answers beats, and another one, `bootstrap_thread`, hears what they say.
 
 For: connections.
 Not for: what a message means to a room (`handoffs.py`).
@@ -9,8 +10,11 @@ Not for: what a message means to a room (`handoffs.py`).
 
 import asyncio
 import logging
+import queue
 import socket
-from typing import Protocol
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from tandem_engine.control import LoopThread, Post, send
 from tandem_engine.faults import Switchboard
@@ -30,6 +34,10 @@ from tandem_engine.wire import (
 
 log = logging.getLogger(__name__)
 START_S = 5.0
+END_S = 2.0
+
+Heard = tuple[Callable[..., None], tuple[Any, ...]]
+"""What a frame means to the prefill: a method of `Hears`, and what it is given."""
 
 
 class Hears(Protocol):
@@ -67,14 +75,14 @@ class Rank:
         post: Post,
         faults: Switchboard,
     ) -> None:
-        """Serve from now on, on a thread named `bootstrap`; `announced` says who this is."""
+        """Serve from now on, on two threads; `announced` says who this is."""
         self._announced = announced
         self._hears = hears
         self._post = post
         self._faults = faults
-        self._deaf = False
         self._writers: dict[str, asyncio.StreamWriter] = {}
-        self._thread = LoopThread("bootstrap")
+        self._listen()
+        self._thread = LoopThread("control")
         self._thread.run(self._serve(listener), timeout_s=START_S)
 
     def tell(self, agent: str, message: ToDecode) -> None:
@@ -89,6 +97,8 @@ class Rank:
         """Close every connection and end the thread."""
         self._thread.call(self._server.close)
         self._thread.stop()
+        self._frames.put(None)
+        self._listener.join(END_S)
 
     def _tell(self, agent: str, message: ToDecode) -> None:
         writer = self._writers.get(agent)
@@ -115,8 +125,8 @@ class Rank:
             refusal = _refusal(self._announced.layout, first.layout)
             if refusal:
                 log.warning("Decode %s is refused: %s", first.address, refusal)
-            elif not self._is_deaf():
-                self._post(self._hears.announce, first)
+            else:
+                self._hear(self._hears.announce, first)
             send(writer, self._announced)
             while True:
                 self._heard(await read_at_prefill(reader), agent, writer, refusal)
@@ -130,41 +140,54 @@ class Rank:
             writer.close()
             if agent is not None and self._writers.get(agent) is writer:
                 del self._writers[agent]
-                self._post(self._hears.disconnected, agent)
+                self._hear(self._hears.disconnected, agent)
 
     def _heard(
         self, message: ToPrefill, agent: str, writer: asyncio.StreamWriter, refusal: str
     ) -> None:
         if message.agent != agent:
             raise WireError(f"agent {message.agent!r} speaks on the connection of {agent!r}")
-        if isinstance(message, Renew):
-            self._post(self._hears.renewed, agent)
-            send(writer, Renewed(message.beat))
-        if self._is_deaf() or self._killed_by(message):
-            return
         match message:
+            case Renew():
+                self._hear(self._hears.renewed, agent)
+                send(writer, Renewed(message.beat))
             case RoomMetadata():
-                self._post(self._hears.metadata, message)
+                self._hear(self._hears.metadata, message)
             case Abort():
-                self._post(self._hears.aborted, message, refusal)
+                self._hear(self._hears.aborted, message, refusal)
             case Announce():
-                self._post(self._hears.announce, message)
+                self._hear(self._hears.announce, message)
 
-    def _is_deaf(self) -> bool:
-        """Whether what decodes say of rooms is lost; once it is not any more, all connect anew."""
-        if self._deaf and not self._faults.peers.switches.abort_kills_bootstrap:
-            self._deaf = False
+    def _listen(self) -> None:
+        """Start the thread that hears; its name is the one SGLang's has."""
+        self._frames: queue.SimpleQueue[Heard | None] = queue.SimpleQueue()
+        self._listener = threading.Thread(target=self.bootstrap_thread, daemon=True)
+        self._listener.start()
+
+    def bootstrap_thread(self) -> None:
+        """Hear what decodes say, in order, until this rank closes."""
+        while (heard := self._frames.get()) is not None:
+            handler, arguments = heard
+            kills = self._faults.peers.switches.abort_kills_bootstrap
+            if kills and isinstance(arguments[0], Abort):
+                # SGLang's NIXL thread takes an abort for foreign traffic: nobody catches this.
+                raise AssertionError("First message should be b'NixlMsgGuard'. Foreign traffic?")
+            self._post(handler, *arguments)
+
+    def _hear(self, handler: Callable[..., None], *arguments: object) -> None:
+        """Have a frame heard.
+
+        With nobody to hear it is lost, apart from what a heartbeat and a closed connection say by
+        themselves. Once a thread that died may live, another one hears, and all connect anew.
+        """
+        if not self._listener.is_alive() and not self._faults.peers.switches.abort_kills_bootstrap:
+            self._listen()
             for agent in list(self._writers):
                 self._close(agent)
-        return self._deaf
-
-    def _killed_by(self, message: ToPrefill) -> bool:
-        """SGLang's NIXL bootstrap thread took an abort for foreign traffic, and ended."""
-        if isinstance(message, Abort) and self._faults.peers.switches.abort_kills_bootstrap:
-            self._deaf = True
-            foreign = AssertionError("First message should be b'NixlMsgGuard'. Foreign traffic?")
-            log.error("Exception in thread Thread-2 (bootstrap_thread):", exc_info=foreign)
-        return self._deaf
+        if self._listener.is_alive():
+            self._frames.put((handler, arguments))
+        elif handler in (self._hears.renewed, self._hears.disconnected):
+            self._post(handler, *arguments)
 
 
 def _refusal(here: KvLayout | None, there: KvLayout | None) -> str:

@@ -38,6 +38,10 @@ class Role(Readings, Protocol):
         """Connect to the scheduler; from here on peers are heard."""
         ...
 
+    def let_go(self) -> None:
+        """The worker ends: whatever waits for the other side, without a bound, returns."""
+        ...
+
     def close(self, *, clean: bool) -> None:
         """Close connections and hand-off memory; a killed process would not be `clean`."""
         ...
@@ -82,6 +86,9 @@ class PrefillRole:
     def bind(self, post: Post) -> None:
         """Listen for decodes."""
         self._rank = Rank(self._listener, self._announced, self._handoffs, post, self._faults)
+
+    def let_go(self) -> None:
+        """Nothing here waits for a decode."""
 
     def close(self, *, clean: bool) -> None:
         """Close the connections and let go of every landing."""
@@ -154,6 +161,10 @@ class DecodeRole:
     def bind(self, post: Post) -> None:
         """Links are made when requests name a prefill."""
         self._links.bind(self.phase, post)
+
+    def let_go(self) -> None:
+        """A send to a prefill that does not take it returns."""
+        self._links.let_go()
 
     def close(self, *, clean: bool) -> None:
         """Close the links; the landing of a killed process stays behind, as a file does."""

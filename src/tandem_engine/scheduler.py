@@ -24,7 +24,7 @@ from tandem_engine.request import Outbox, Request
 
 log = logging.getLogger(__name__)
 WAIT_S_MAX = 1.0
-STEP_S_MAX = 10.0
+STEP_S_MAX = 5.0
 """A step that takes longer will not end: the longest one, 256 tokens, takes two seconds."""
 HELD_S = 0.02
 BUSY = bytes(1 << 20)
@@ -166,9 +166,13 @@ class Scheduler:
         """Have `handler` called on the scheduler's thread; from any thread."""
         self._inbox.put((handler, arguments))
 
+    def let_go(self) -> None:
+        """The worker ends: a step that is held returns."""
+        self._ending.set()
+
     def stop(self, timeout_s: float = STEP_S_MAX) -> bool:
         """End the loop after the current step; whether that ended in time and nothing runs."""
-        self._ending.set()
+        self.let_go()
         self.post(self.end)
         self._thread.join(timeout_s)
         ended = not self._thread.is_alive()

@@ -21,13 +21,13 @@ from tandem_engine.health import gives_output
 from tandem_engine.host import State
 from tandem_engine.http import Api
 from tandem_engine.listeners import Listeners
-from tandem_engine.loading import load_model
+from tandem_engine.loading import load_aside
 from tandem_engine.lockstep import LockstepModel, Ranks, start_ranks
 from tandem_engine.metrics import Metrics
 from tandem_engine.model import Model, ModelError
 from tandem_engine.prefill import Prefill
 from tandem_engine.replies import RequestError
-from tandem_engine.request import Outbox, Request
+from tandem_engine.request import Finish, Outbox, Output, Request
 from tandem_engine.roles import DecodeRole, PrefillRole, Role
 from tandem_engine.scheduler import Scheduler, watchdog
 from tandem_engine.wire import Bootstrapped, Registration
@@ -42,6 +42,7 @@ STOP_S = 2.0
 DELAY_POLL_S = 0.05
 STILL_S = 1.0
 """A drain ends early when no step was computed for this long."""
+ENDED = "The worker ended."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ class Worker:
         self._ranks: Ranks | None = None
         self._watches: set[asyncio.Task[None]] = set()
         self._killed = False
+        self.torn = False
+        """Whether something inside goes on (a load, a step): only the process can end it now."""
         self.fatal = asyncio.Event()
         """Set when the scheduler or a rank broke: the process should end."""
 
@@ -154,13 +157,9 @@ class Worker:
         try:
             if settings.ranks > 1:
                 self._ranks = await start_ranks(settings.ranks - 1, sizes)
-            model = await asyncio.to_thread(
-                load_model,
-                settings.model_path,
-                context_length=sizes.context_length,
-                sequences_max=sizes.sequences_max,
-                cells=sizes.cells,
-            )
+            self.torn = True
+            model = await load_aside(settings.model_path, sizes)
+            self.torn = False
             loaded_s = time.monotonic()
             while time.monotonic() - loaded_s < self.switchboard.process.switches.start_delay_s:
                 await asyncio.sleep(DELAY_POLL_S)
@@ -170,6 +169,7 @@ class Worker:
                 LockstepModel, model, self._ranks.hub, self.switchboard.compute.apart
             )
         except (ModelError, CollectiveError, OSError) as problem:
+            self.torn = False
             raise StartError(str(problem)) from problem
 
     def _watch(self, watch: Coroutine[None, None, None]) -> None:
@@ -206,14 +206,26 @@ class Worker:
             prefill_http_port=self.settings.port,
         )
 
-    async def stop(self) -> None:
-        """Stop admitting, finish what moves within the drain time, fail the rest, let go of all."""
+    async def stop(self) -> str:
+        """Stop admitting, finish what moves within the drain time, fail the rest, let go of all.
+
+        What had to be cut off, in a few words; empty when everything ended by itself.
+        """
+        cut = ["the model was still loading"] if self.torn else []
         if self.state == "ready":
             self.state = "draining"
-            await self._until_empty(self.settings.drain_timeout_s)
+            drain_s = self.settings.drain_timeout_s
+            moves = await self._until_empty(drain_s)
+            if self._active:
+                why = f"not done in {drain_s:g} s" if moves else f"nothing moved for {STILL_S:g} s"
+                cut.append(f"requests cut off: {len(self._active)} ({why})")
+            self._let_go()
             self.abort("", everything=True)
             await self._until_empty(STOP_S)
         await self.kill(clean=True)
+        if self.torn and self._core is not None:
+            cut.append("a thread inside never returned and ends with the process")
+        return "; ".join(cut)
 
     async def kill(self, *, clean: bool = False) -> None:
         """End at once, as a killed process would; `clean` also removes the landing's memory."""
@@ -223,24 +235,42 @@ class Worker:
             watch.cancel()
         if self._ranks is not None and (not clean or core is None or core.scheduler.stepping):
             self._ranks.close()
+        if clean:
+            self._hang_up()
         if core is not None and not killed:
+            self._let_go()
             ended = await asyncio.to_thread(core.scheduler.stop)
             await asyncio.to_thread(core.role.close, clean=clean)
             if ended:
                 core.model.close()
+            self.torn = not ended
         if self._ranks is not None:
             await self._ranks.end()
         self.state = "dead"
         await self._listeners.stop(clean=clean)
 
-    async def _until_empty(self, timeout_s: float) -> None:
-        """Wait for the last request, as long as something moves: what hangs is not waited for."""
+    def _let_go(self) -> None:
+        """What waits without a bound returns, so that it can be told to end."""
+        self.core.role.let_go()
+        self.core.scheduler.let_go()
+
+    def _hang_up(self) -> None:
+        """Answer the clients whom the scheduler does not: it hangs, or is gone."""
+        for request in self._active:
+            request.deliver(Output(finish=Finish("abort", message=ENDED, status=503)))
+
+    async def _until_empty(self, timeout_s: float) -> bool:
+        """Wait for the last request, as long as something moves: what hangs is not waited for.
+
+        Whether anything still moved at the end.
+        """
         scheduler, moved_s = self.core.scheduler, time.monotonic()
         deadline_s, outputs = moved_s + timeout_s, scheduler.outputs
         while self._active and time.monotonic() < min(deadline_s, moved_s + STILL_S):
             await asyncio.sleep(0.02)
             if scheduler.stepping or scheduler.outputs != outputs:
                 moved_s, outputs = time.monotonic(), scheduler.outputs
+        return time.monotonic() < moved_s + STILL_S
 
     def _died(self, problem: BaseException) -> None:
         """The scheduler's thread broke: the worker must not stay half alive."""

@@ -272,7 +272,7 @@ class TestStart:
         def loading(*_args, **_sizes):
             raise AssertionError("the load is replaced")
 
-        monkeypatch.setattr("tandem_engine.worker.load_model", loading)
+        monkeypatch.setattr("tandem_engine.loading.load_model", loading)
         try:
             with pytest.raises(AssertionError):
                 await start(settings("prefill"), FAST, workers)

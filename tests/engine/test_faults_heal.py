@@ -59,6 +59,8 @@ async def traffic(two: Pair, restarted: str) -> None:
     await asyncio.gather(*asked, return_exceptions=True)
 
 
+# `abort_kills_bootstrap` is a thread that dies.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.timeout(120)
 async def test_off_again_everything_is_let_go_and_right(monkeypatch):
     """Each in turn in one pair, on both sides, with a restart meanwhile."""

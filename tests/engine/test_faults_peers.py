@@ -9,6 +9,7 @@ import pytest
 from engine.pairs import DEADLINE_S, Pair, greedy, pair, until
 from tandem_engine.config import Timeouts
 from tandem_engine.info import load_of
+from tandem_engine.worker import Worker
 
 SHORT = Timeouts(bootstrap_s=0.6, waiting_s=0.6, heartbeat_s=0.1, health_s=0.3)
 SLOW_BEAT = Timeouts(bootstrap_s=0.6, waiting_s=0.6, heartbeat_s=1.0, health_s=5.0)
@@ -76,8 +77,13 @@ class TestStaleEndpoint:
 
 class TestAbortKillsBootstrap:
     @pytest.mark.parametrize("cure", ["restart", "off"])
-    async def test_one_abort_and_every_room_waits(self, cure, caplog):
-        """Rooms time out in bootstrapping, health is green, and only that prefill is the cause."""
+    async def test_one_abort_and_every_room_waits(self, cure, monkeypatch):
+        """Rooms time out in bootstrapping, health is green, and only that prefill is the cause.
+
+        Its thread is gone from the stacks, with SGLang's words on stderr.
+        """
+        died = []
+        monkeypatch.setattr(threading, "excepthook", died.append)
         async with pair(timeouts=SHORT) as two:
             two.prefill.switchboard.switch(abort_kills_bootstrap=True)
             before = await two.generate()
@@ -87,6 +93,7 @@ class TestAbortKillsBootstrap:
             seen = await statuses(two)
             await two.restart_decode()
             lost_again = (await two.both("/generate", BODY))[0].text
+            listening = hearing(two.prefill)
             links = two.decode.core.role._links
             link = f"127.0.0.1:{two.prefill.settings.disaggregation_bootstrap_port}"
             old = links._writers[link]
@@ -100,7 +107,10 @@ class TestAbortKillsBootstrap:
             assert lost
             assert seen == [200, 200, 200]
             assert BOOTSTRAPPING in lost_again
-            assert "(bootstrap_thread)" in caplog.text
+            assert [died[0].thread.name.partition(" ")[2], listening] == ["(bootstrap_thread)", []]
+            assert "Foreign traffic?" in str(died[0].exc_value)
+            assert len(died) == 1
+            assert hearing(two.prefill)
             assert await serves(two)
 
 
@@ -183,7 +193,6 @@ class TestBlocksOnDeadPeer:
                 two.decode.switchboard.switch(blocks_on_dead_peer=False)
                 await lost
             else:
-                two.decode.core.role._links._closed.set()  # the process is killed
                 await two.restart_decode()
                 await asyncio.gather(lost, return_exceptions=True)
 
@@ -191,6 +200,12 @@ class TestBlocksOnDeadPeer:
             assert decode.decode_transfer_queue_reqs == 1
             assert "_push" in still
             assert await serves(two)
+
+
+def hearing(prefill: Worker) -> list[str]:
+    """The threads of a prefill that hear its decodes."""
+    listener = prefill.core.role._rank._listener
+    return [thread.name for thread in threading.enumerate() if thread is listener]
 
 
 def stack_of(thread: threading.Thread) -> list[str]:

@@ -29,6 +29,7 @@ References
 """
 
 import itertools
+import re
 
 from tandem import signs
 from tandem.facts import Facts
@@ -43,6 +44,8 @@ BURST_MIN = 5
 """Fewer aborts than this are everyday life."""
 DEATHS = ("bootstrap-thread-died", "foreign-traffic")
 """Log signatures of the thread's death."""
+THREAD = re.compile("(?<!_)bootstrap")
+"""The thread or its frames in a stack; every Python thread begins in `_bootstrap`."""
 
 
 def aborts_before_the_onset(facts: Facts, subject: str) -> TestResult:
@@ -154,7 +157,7 @@ def bootstrap_thread(facts: Facts, subject: str) -> TestResult:
         for label in facts.labels(prefill, v.STACK)
         if (seen := facts.latest(prefill, v.STACK, label)) is not None
     ]
-    alive = [seen.id for label, seen in stacks if "bootstrap" in f"{label} {seen.value}".lower()]
+    alive = [seen.id for label, seen in stacks if THREAD.search(f"{label} {seen.value}")]
     if alive:
         # Strong: alive is not yet well, but the known fault kills it.
         why = f"{prefill}'s bootstrap thread is alive in the stacks"

@@ -11,7 +11,8 @@ from tandem.records import vocabulary as v
 
 def stack(scene, thread):
     """Add one stack of the prefill."""
-    scene.see("stack", PREFILL, v.STACK, "recv (zmq.py:1)", label=f"7/8 {thread}")
+    frames = "recv (zmq.py:1)\nThread._bootstrap_inner (threading.py:1)\nThread._bootstrap (t.py:1)"
+    scene.see("stack", PREFILL, v.STACK, frames, label=f"7/8 {thread}")
     return scene
 
 
