@@ -82,7 +82,7 @@ async def decoding(model: Path, *, pairs: int, each: int) -> Figures:
             await rate(http, contender, 2, 8)
         for sequences in (1, 8, 16):
             rates = []
-            for _ in range(max(1, pairs // 2) if sequences == 16 else pairs):
+            for _ in range(pairs):
                 one = await rate(http, ours, sequences, each + 4 * sequences)
                 rates.append((one, await rate(http, theirs, sequences, each + 4 * sequences)))
             figures[str(sequences)] = {

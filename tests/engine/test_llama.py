@@ -1,5 +1,9 @@
 """llama.cpp behind the protocol, with the real model: KV moves between instances to the bit."""
 
+import resource
+import sys
+from statistics import median
+
 import jinja2
 import numpy as np
 import pytest
@@ -266,6 +270,19 @@ class TestStep:
         np.testing.assert_array_equal(every[-1], last[0])
         np.testing.assert_array_equal(before, last)
         assert every.shape == (20, prefill.vocabulary)
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts pages as Linux does")
+    def test_rows_need_no_fresh_pages(self):
+        """The memory of 16 rows is used again: a page fault for each page costs a percent."""
+        model = load_model("smollm2", context_length=64, sequences_max=16, cells=1024)
+        faults = []
+        for position in range(8):
+            before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+            model.step([Feed(sequence, [5], position) for sequence in range(16)])
+            faults.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+        model.close()
+
+        assert median(faults) < 16
 
     def test_a_full_chunk_of_logits_fits(self, prefill, prompt):
         """The input log-probabilities of a whole chunk come in one step."""
