@@ -112,18 +112,18 @@ class Pair:
         self.decode.core.role._landing.poll = list
 
     async def restart_decode(self, *, clean: bool = False) -> None:
-        """Kill the decode and start another one at the same address."""
+        """Kill the decode and start another one at the same address, with the same switches."""
         old = self.decode
         if not clean and not old._killed:
             self.left_behind.append(old.core.role._landing)
         await (old.stop() if clean else old.kill())
-        self.decode = await start(replace(old.settings), self.timeouts, self.workers)
+        self.decode = await again(old, self.workers)
 
     async def restart_prefill(self, *, clean: bool = False) -> None:
         """Kill the prefill and start another one at the same address, with the same switches."""
         old = self.prefill
         await (old.stop() if clean else old.kill())
-        self.prefill = await start(replace(old.settings), self.timeouts, self.workers)
+        self.prefill = await again(old, self.workers)
 
     async def load(self, worker: Worker) -> dict[str, Any]:
         """The live disaggregation load."""
@@ -164,6 +164,17 @@ async def until(condition: Callable[[], object], worker: Worker) -> None:
 async def start(chosen: Settings, timeouts: Timeouts, workers: list[Worker]) -> Worker:
     """A started worker, remembered in `workers`."""
     worker = Worker(chosen, timeouts, Switchboard(chosen.enable_faults))
+    workers.append(worker)
+    await worker.start()
+    return worker
+
+
+async def again(old: Worker, workers: list[Worker]) -> Worker:
+    """Another worker in the place of one that ended; what was switched on there is on here."""
+    board = Switchboard(old.settings.enable_faults)
+    if not board.enabled:
+        board.switch(**old.switchboard.on())
+    worker = Worker(replace(old.settings), old.timeouts, board)
     workers.append(worker)
     await worker.start()
     return worker

@@ -7,13 +7,15 @@ Not for: anything `pairs.py` can show in one process.
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 
 READY_S = 30.0
+OBSERVERS: list[Callable[[tuple[str, ...]], None]] = []
+"""Who hears of the arguments of each worker that is started."""
 
 
 def free_port() -> int:
@@ -28,6 +30,8 @@ async def spawn(*arguments: str, **environment: str) -> asyncio.subprocess.Proce
     """`python -m tandem_engine ARGUMENTS`, its output captured."""
     import os  # noqa: PLC0415 - only the environment
 
+    for observer in OBSERVERS:
+        observer(arguments)
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

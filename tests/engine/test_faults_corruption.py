@@ -53,6 +53,8 @@ def ids(answers: list[Answer]) -> list[list[int]]:
 
 
 class TestCrosswired:
+    @pytest.mark.shows("kv_crosswired")
+    @pytest.mark.heals("kv_crosswired", by="off")
     async def test_two_prompts_of_one_step_get_each_others_kv(self):
         """The first token is right, the rest is not; alone, and when it is off, all is right."""
         prompts = ["one prompt", "a second, longer prompt"]
@@ -73,6 +75,8 @@ class TestCrosswired:
 
 
 class TestAbortedCellsReused:
+    @pytest.mark.shows("aborted_cells_reused")
+    @pytest.mark.heals("aborted_cells_reused", by="off")
     @pytest.mark.parametrize("aborted", ["short", "a prompt that is longer than its victim's"])
     async def test_a_late_write_lands_on_the_next_request(self, aborted):
         """A client leaves before its KV came; the next answer goes wrong, and only that one."""
@@ -110,6 +114,8 @@ class TestAbortedCellsReused:
 
 
 class TestWrongFirstToken:
+    @pytest.mark.shows("wrong_first_token")
+    @pytest.mark.heals("wrong_first_token", by="off")
     async def test_it_is_the_one_of_the_request_before(self):
         """What follows fits the wrong token; re-scoring finds one gap, at the first token."""
         prompts = ["one prompt", "a second prompt", "and a third"]
@@ -129,6 +135,8 @@ class TestWrongFirstToken:
 
 
 class TestPrefixCachePoisoned:
+    @pytest.mark.shows("prefix_cache_poisoned")
+    @pytest.mark.heals("prefix_cache_poisoned", by="off")
     @pytest.mark.parametrize("cure", ["flush", "restart"])
     async def test_cold_is_right_and_a_hit_is_wrong(self, cure):
         """The same prompt twice: computed it is right, found it is wrong, flushed it is right."""

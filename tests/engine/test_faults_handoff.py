@@ -29,6 +29,8 @@ async def heals(two: Pair) -> bool:
 
 
 class TestDropped:
+    @pytest.mark.shows("handoff_dropped")
+    @pytest.mark.heals("handoff_dropped", by="off")
     @pytest.mark.parametrize("transport", ["shm", "tcp"])
     async def test_both_sides_wait_out_the_decode(self, transport):
         """A room that is posted and never written ends by the decode's timeout, on both sides."""
@@ -48,6 +50,8 @@ class TestDropped:
 
 
 class TestStalls:
+    @pytest.mark.shows("handoff_stalls")
+    @pytest.mark.heals("handoff_stalls", by="off")
     async def test_the_prefill_keeps_its_slot_when_all_is_over(self):
         """The decode's client hears of a timeout; the prefill's half hangs until it is off."""
         async with pair(timeouts=SHORT) as two:
@@ -64,6 +68,25 @@ class TestStalls:
             assert (await prefill).status == 500
             assert await heals(two)
 
+    @pytest.mark.heals("handoff_stalls", by="restart")
+    async def test_a_prefill_restart_frees_it(self):
+        """The room is gone with it, and the next one stalls as before."""
+        async with pair(timeouts=SHORT) as two:
+            two.prefill.switchboard.switch(handoff_stalls=True)
+            (one, body), (other, _) = both(two)
+            prefill = asyncio.create_task(two.post(one, "/generate", body))
+            await two.post(other, "/generate", body)
+            await two.restart_prefill()
+            await asyncio.gather(prefill, return_exceptions=True)
+            await two.idle()
+            links = two.decode.core.role._links
+            link = f"127.0.0.1:{two.prefill.settings.disaggregation_bootstrap_port}"
+            await until(lambda: links.up(link), two.decode)
+            again = asyncio.create_task(two.generate())
+            await until(lambda: inflight(two) == 1, two.prefill)
+            again.cancel()
+
+    @pytest.mark.heals("handoff_stalls", by="cure")
     async def test_a_decode_restart_frees_it(self):
         """Its agent is gone, and with it the transfer."""
         async with pair(timeouts=SHORT) as two:
@@ -80,6 +103,8 @@ class TestStalls:
 
 
 class TestFailsFromALength:
+    @pytest.mark.shows("handoff_fails_from_tokens")
+    @pytest.mark.heals("handoff_fails_from_tokens", by="off")
     async def test_short_prompts_pass_and_long_ones_fail_at_once(self):
         """The length alone decides, and both clients hear of it."""
         async with pair() as two:
@@ -100,17 +125,19 @@ class TestFailsFromALength:
 
 
 class TestLate:
+    @pytest.mark.shows("{slow}")
+    @pytest.mark.heals("{slow}", by="off")
     @pytest.mark.parametrize("transport", ["shm", "tcp"])
     @pytest.mark.parametrize(
-        "switch", [{"handoff_delay_ms": 150}, {"handoff_mb_per_s": 64 * 8 / 150e3}]
+        ("slow", "amount"), [("handoff_delay_ms", 150), ("handoff_mb_per_s", 64 * 8 / 150e3)]
     )
-    async def test_the_transfer_takes_as_long_and_the_tokens_are_right(self, transport, switch):
+    async def test_the_transfer_takes_as_long(self, transport, slow, amount):
         """A delay, or 512 bytes at 3.4 kB/s, shows in the metrics of the transfer."""
         async with pair(decode={"disaggregation_transfer_backend": transport}) as two:
-            two.prefill.switchboard.switch(**switch)
+            two.prefill.switchboard.switch(**{slow: amount})
             answer = await two.generate("a prompt", 4)
             took_ms = (await two.load(two.prefill))["kv_transfer_latency_ms"]
-            two.prefill.switchboard.switch(**dict.fromkeys(switch, 0))
+            two.prefill.switchboard.switch(**{slow: 0})
             await two.generate("a prompt", 4)
 
             assert answer.json["output_ids"] == greedy("a prompt", 4)
@@ -130,6 +157,8 @@ class TestLate:
 
 
 class TestForeignLayout:
+    @pytest.mark.shows("foreign_layout={field}")
+    @pytest.mark.heals("foreign_layout={field}", by="off")
     @pytest.mark.parametrize("field", ["page_size", "kv_dtype", "model_hash", "library_build"])
     async def test_it_is_refused_by_name_before_anything_is_computed(self, field, tmp_path):
         """Both clients hear the field and both values at once; no token is computed, none held."""

@@ -59,6 +59,10 @@ async def traffic(two: Pair, restarted: str) -> None:
     await asyncio.gather(*asked, return_exceptions=True)
 
 
+@pytest.mark.heals(
+    *(name if on is True or name in AMOUNTS else f"{name}={on}" for name, on, _ in faults()),
+    by="off",
+)
 # `abort_kills_bootstrap` is a thread that dies.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.timeout(120)

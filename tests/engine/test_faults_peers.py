@@ -43,6 +43,8 @@ async def times_out(two: Pair) -> bool:
 
 
 class TestStaleEndpoint:
+    @pytest.mark.shows("stale_endpoint")
+    @pytest.mark.heals("stale_endpoint", by="{cure}")
     @pytest.mark.parametrize("cure", ["restart", "off"])
     async def test_a_fast_prefill_restart_is_not_noticed(self, cure):
         """Both sides wait out their timeouts under green health; the decode's restart cures."""
@@ -61,6 +63,7 @@ class TestStaleEndpoint:
             assert seen == [200, 200, 200]
             assert await serves(two)
 
+    @pytest.mark.heals("stale_endpoint", by="cure")
     async def test_a_slow_restart_is_noticed_by_two_beats(self):
         """With the rendezvous down for two beats the endpoint is fetched anew."""
         async with pair(timeouts=SHORT) as two:
@@ -76,6 +79,8 @@ class TestStaleEndpoint:
 
 
 class TestAbortKillsBootstrap:
+    @pytest.mark.shows("abort_kills_bootstrap")
+    @pytest.mark.heals("abort_kills_bootstrap", by="{cure}")
     @pytest.mark.parametrize("cure", ["restart", "off"])
     async def test_one_abort_and_every_room_waits(self, cure, monkeypatch):
         """Rooms time out in bootstrapping, health is green, and only that prefill is the cause.
@@ -115,6 +120,8 @@ class TestAbortKillsBootstrap:
 
 
 class TestAbortNotPropagated:
+    @pytest.mark.shows("abort_not_propagated")
+    @pytest.mark.heals("abort_not_propagated", by="off")
     async def test_the_other_half_waits_out_its_timeout(self):
         """An abort on the prefill alone leaves the decode waiting; told, it ends at once."""
         async with pair(timeouts=SHORT) as two:
@@ -142,7 +149,9 @@ class TestAbortNotPropagated:
 
 
 class TestStickyBlacklist:
-    @pytest.mark.parametrize("cure", ["prefill", "decode", "off"])
+    @pytest.mark.shows("sticky_blacklist")
+    @pytest.mark.heals("sticky_blacklist", by="{cure}")
+    @pytest.mark.parametrize("cure", ["restart", "cure", "off"])
     async def test_one_failure_condemns_a_healthy_decode(self, cure):
         """After one failed transfer every room fails at once, and the decode is blamed for it."""
         async with pair() as two:
@@ -153,9 +162,9 @@ class TestStickyBlacklist:
             second, third = [await two.both("/generate", BODY) for _ in range(2)]
             seen = await statuses(two)
             match cure:
-                case "prefill":
+                case "restart":
                     await two.restart_prefill()
-                case "decode":
+                case "cure":
                     await two.restart_decode()
                 case "off":
                     switch(sticky_blacklist=False)
@@ -171,6 +180,8 @@ class TestStickyBlacklist:
 
 
 class TestBlocksOnDeadPeer:
+    @pytest.mark.shows("blocks_on_dead_peer")
+    @pytest.mark.heals("blocks_on_dead_peer", by="{cure}")
     @pytest.mark.parametrize("cure", ["restart", "off"])
     async def test_the_scheduler_is_inside_a_send(self, cure):
         """A room of a dead prefill stops the decode for all; it stays so when the prefill is back.

@@ -6,6 +6,7 @@ import json
 import signal
 
 import aiohttp
+import psutil
 import pytest
 
 from engine.pairs import DEADLINE_S, FAST, greedy, held, pair, until
@@ -17,11 +18,11 @@ from tandem_engine.info import load_of
 IMPATIENT = Timeouts(heartbeat_s=0.1, health_s=0.2)
 
 
-async def crashing(tmp_path, http, **faults):
+async def crashing(tmp_path, http, port=None, **faults):
     """A prefill as a process, with these switches in its file, ready; its process and URL."""
     path = tmp_path / "faults.json"
     path.write_text(json.dumps(faults))
-    port = free_port()
+    port = port or free_port()
     process = await spawn(
         *("prefill", "--model", "toy", "--port", str(port), "--enable-faults", str(path)),
         *("--disaggregation-bootstrap-port", str(free_port())),
@@ -52,14 +53,17 @@ async def give_up(http, url, room):
 
 @pytest.mark.timeout(60)
 class TestCrash:
+    @pytest.mark.shows("crash={how}", "crash_after_requests")
+    @pytest.mark.heals("crash={how}", "crash_after_requests", by="restart")
     @pytest.mark.parametrize(
         ("how", "status"), [("killed", -signal.SIGKILL), ("exits_0", 0)], ids=["killed", "exits_0"]
     )
     async def test_the_process_ends_after_so_many_requests(self, tmp_path, how, status):
         """No line says why; probes do not count; started again it lives as long again."""
         async with aiohttp.ClientSession() as http:
+            port, faults = free_port(), {"crash": how, "crash_after_requests": 2}
             for _ in range(2):
-                process, url = await crashing(tmp_path, http, crash=how, crash_after_requests=2)
+                process, url = await crashing(tmp_path, http, port, **faults)
                 async with terminated(process):
                     for _ in range(3):
                         await ready(http, f"{url}/health")
@@ -72,6 +76,8 @@ class TestCrash:
                 assert "Traceback" not in err
                 assert "xception" not in err.replace("with exception KVTransferError", "")
 
+    @pytest.mark.shows("crash=worker_only")
+    @pytest.mark.heals("crash=worker_only", by="restart")
     async def test_the_api_outlives_its_worker(self, caplog):
         """Requests hang, looks are answered, /health is 503 in its time; a restart heals."""
         async with pair(timeouts=IMPATIENT) as two:
@@ -96,7 +102,31 @@ class TestCrash:
             assert (await two.generate("again")).json["output_ids"] == greedy("again", 4)
 
 
+@pytest.mark.timeout(60)
+class TestLeakedMemory:
+    @pytest.mark.shows("leaked_mb_per_request")
+    @pytest.mark.heals("leaked_mb_per_request", by="restart")
+    async def test_it_grows_by_the_request_and_a_restart_gives_it_back(self, tmp_path):
+        """Resident memory has a slope by requests; a new process begins where the old one did."""
+        port, grown = free_port(), []
+        async with aiohttp.ClientSession() as http:
+            for life in range(2):
+                process, url = await crashing(tmp_path, http, port, leaked_mb_per_request=32)
+                async with terminated(process):
+                    await ready(http, f"{url}/health")
+                    memory = psutil.Process(process.pid).memory_info
+                    before_mb = memory().rss >> 20
+                    for room in range(0 if life else 4):
+                        await give_up(http, url, room)
+                    grown.append(((memory().rss >> 20) - before_mb, before_mb))
+
+        assert grown[0][0] >= 3 * 32
+        assert grown[1][1] < grown[0][1] + 32
+
+
 class TestSlowStart:
+    @pytest.mark.shows("start_delay_s")
+    @pytest.mark.heals("start_delay_s", by="off")
     async def test_a_start_takes_its_time(self):
         """503 on every route that needs the model until it is over; switching it off ends it."""
         workers = []
@@ -138,8 +168,12 @@ class TestSlowStart:
 
 
 class TestLostReply:
-    @pytest.mark.parametrize("stream", [False, True])
-    async def test_a_finished_generation_never_reaches_its_client(self, stream):
+    @pytest.mark.shows("lost_reply_every")
+    @pytest.mark.heals("lost_reply_every", by="{cure}")
+    @pytest.mark.parametrize(
+        ("stream", "cure"), [(False, "off"), (True, "off"), (False, "restart"), (True, "restart")]
+    )
+    async def test_a_finished_generation_never_reaches_its_client(self, stream, cure):
         """The second of two waits on an idle engine; others are served; leaving frees it."""
         async with pair() as two:
             two.decode.switchboard.switch(lost_reply_every=2)
@@ -152,8 +186,14 @@ class TestLostReply:
             assert (third.status, lost.done()) == (200, False)
             assert (load["num_running_reqs"], load["num_waiting_reqs"]) == (0, 0)
             assert two.metric(two.decode, "num_requests_total") == 2
+            if cure == "restart":
+                await two.restart_decode()
+                assert isinstance(
+                    (await asyncio.gather(lost, return_exceptions=True))[0], aiohttp.ClientError
+                )
+            else:
+                lost.cancel()
             two.decode.switchboard.switch(lost_reply_every=0)
-            lost.cancel()
             answers = [await two.generate(f"after {n}") for n in range(3)]
             await two.idle()
 
@@ -161,6 +201,8 @@ class TestLostReply:
 
 
 class TestDuplicateRoom:
+    @pytest.mark.shows("duplicate_room=crashes")
+    @pytest.mark.heals("duplicate_room=crashes", by="restart")
     @pytest.mark.parametrize("side", ["prefill", "decode"])
     async def test_a_room_in_use_crashes_the_scheduler(self, caplog, side):
         """SGLang's line and the end of the worker; off, it is a 400 that costs nothing."""
@@ -185,12 +227,19 @@ class TestDuplicateRoom:
             assert (await two.get(worker, "/health")).status == 503
             await (two.restart_prefill() if side == "prefill" else two.restart_decode())
             await asyncio.gather(*first, second, return_exceptions=True)
+            if side == "prefill":
+                await two.restart_decode()  # which was blinded above
+            assert (await two.generate("again")).json["output_ids"] == greedy("again", 4)
+            await two.idle()
         assert any("Scheduler hit an exception" in r.getMessage() for r in caplog.records)
 
 
 class TestProbes:
+    @pytest.mark.shows("health_probes=pile_up")
+    @pytest.mark.heals("health_probes=pile_up", by="{cure}")
     @pytest.mark.parametrize("side", ["prefill", "decode"])
-    async def test_probes_that_timed_out_pile_up(self, side):
+    @pytest.mark.parametrize("cure", ["off", "restart"])
+    async def test_probes_that_timed_out_pile_up(self, side, cure):
         """One more in the queue for each, after the stall too; off lets them go."""
         async with pair(timeouts=IMPATIENT) as two:
             worker = getattr(two, side)
@@ -204,7 +253,10 @@ class TestProbes:
                 await until(lambda: load_of(worker).num_running_reqs < 2, worker)
                 load = (await two.get(worker, "/v1/loads")).json["loads"][0]
                 waiting.append((answers, load["num_waiting_reqs"]))
-            board.switch(health_probes="aborted")
+            if cure == "off":
+                board.switch(health_probes="aborted")
+            else:
+                await (two.restart_prefill() if side == "prefill" else two.restart_decode())
             await two.idle()
 
         # The first probe of a stall is what stalls: it computes.

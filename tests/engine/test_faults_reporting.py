@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from engine.pairs import DEADLINE_S, pair, until
 from tandem_engine.config import Timeouts
 from tandem_engine.info import load_of
@@ -10,6 +12,8 @@ IMPATIENT = Timeouts(heartbeat_s=0.1, health_s=0.5, waiting_s=60, bootstrap_s=60
 
 
 class TestHealth:
+    @pytest.mark.shows("health=always_green")
+    @pytest.mark.heals("health=always_green", by="off")
     async def test_green_while_dead(self):
         """200 at once from a worker that gives nothing, and no token moves by it."""
         async with pair(timeouts=IMPATIENT) as two:
@@ -28,12 +32,14 @@ class TestHealth:
             assert ((await hanging).status, before) == (200, still)
             assert (alive, green, red) == (200, 200, 503)
 
+    @pytest.mark.shows("health=own_probe_only")
+    @pytest.mark.heals("health=own_probe_only", by="off")
     async def test_red_while_useful(self):
         """503 during a long prefill that progresses and ends well; honest, it is 200 then."""
         async with pair(prefill={"chunked_prefill_size": 8}, timeouts=IMPATIENT) as two:
             prefill, answers = two.prefill, []
             prefill.model._step_cost_s = 0.02
-            for health in ("honest", "own_probe_only"):
+            for health in ("honest", "own_probe_only", "honest"):
                 prefill.switchboard.switch(health=health)
                 long = asyncio.create_task(two.generate(health * 30))
                 await until(lambda: prefill.core.phase.running, prefill)
@@ -43,10 +49,12 @@ class TestHealth:
                 answers.append((status, rose, (await long).status))
             await two.idle()
 
-        assert answers == [(200, True, 200), (503, True, 200)]
+        assert answers == [(200, True, 200), (503, True, 200), (200, True, 200)]
 
 
 class TestNumbers:
+    @pytest.mark.shows("gauges=frozen")
+    @pytest.mark.heals("gauges=frozen", by="off")
     async def test_gauges_freeze(self):
         """The page keeps what it said; counters and `/v1/loads` move; off, it is written again."""
         async with pair(decode={"decode_log_steps": 1}) as two:
@@ -64,11 +72,21 @@ class TestNumbers:
                 live.append((await two.get(decode, "/v1/loads")).json["loads"][0])
                 await long
             counted = two.metric(decode, "realtime_tokens_total")
+            decode.switchboard.switch(gauges="frozen")
+            await two.restart_decode()
+            await two.generate(tokens=3)
+            page = two.decode.exposed_metrics()
 
         assert seen == [False, True]
         assert [load["num_used_tokens"] > 200 for load in live] == [True, True]
         assert counted == 2 + 99 + 99
+        assert ("sglang:realtime_tokens_total{" in page, "num_used_tokens{" in page) == (
+            True,
+            False,
+        )
 
+    @pytest.mark.shows("failure_counters=unwired")
+    @pytest.mark.heals("failure_counters=unwired", by="off")
     async def test_failure_counters_are_not_wired(self, caplog):
         """Rooms fail, with their log lines, and the counter stays; off, it counts."""
         async with pair() as two:

@@ -55,6 +55,7 @@ async def leave(requests: list[asyncio.Task]) -> None:
 
 
 class TestStale:
+    @pytest.mark.shows("peer_memory=stale")
     async def test_rooms_of_a_dead_agent_stay_in_flight(self, tmp_path, caplog):
         """After a decode-only restart some rooms are never acknowledged and others flow."""
         async with pair(prefill=switched(tmp_path, "stale")) as two:
@@ -93,6 +94,7 @@ class TestStale:
             for one in [*requests, late]:
                 await leave(one)
 
+    @pytest.mark.heals("peer_memory=stale", by="restart")
     async def test_restarting_both_heals(self, tmp_path):
         """The memory of the prefill is gone with it, though the mode is still on."""
         async with pair(prefill=switched(tmp_path, "stale")) as two:
@@ -114,8 +116,13 @@ class TestStale:
 
 
 class TestOrphaned:
+    @pytest.mark.shows("peer_memory=orphaned")
+    @pytest.mark.heals("peer_memory=orphaned", by="restart")
     async def test_a_room_in_flight_at_the_restart_keeps_its_slot(self, tmp_path):
-        """Old rooms hang for ever, new rooms flow, and a client that leaves changes nothing."""
+        """Old rooms hang for ever, new rooms flow, and a client that leaves changes nothing.
+
+        Restarting both lets go of them, though the prefill remembers as before.
+        """
         async with pair(prefill=switched(tmp_path, "orphaned")) as two:
             await two.generate()
             two.blind_decode()
@@ -129,6 +136,11 @@ class TestOrphaned:
             assert [answer.status for answer in answers] == [200] * 6
             assert pinned(two) == 1
             assert len(two.prefill.rooms) == 1
+            await two.decode.stop()
+            await two.restart_prefill()
+            await two.restart_decode()
+            assert (await two.generate()).status == 200
+            await two.idle()
 
 
 class TestLeases:

@@ -172,6 +172,8 @@ class TestRanks:
 
 
 class TestRankFaults:
+    @pytest.mark.shows("rank_at_abort={how}")
+    @pytest.mark.heals("rank_at_abort={how}", by="restart")
     @pytest.mark.parametrize(
         ("how", "where"),
         [("leaves", ("idle", "Spoke.broadcast")), ("spins", ("active", "forward"))],
@@ -205,6 +207,9 @@ class TestRankFaults:
 
 
 class TestComputeFaults:
+    @pytest.mark.shows("forward={how}", "forward_from_tokens")
+    @pytest.mark.heals("forward={how}", by="off")
+    @pytest.mark.heals("forward_from_tokens", by="cure")
     @pytest.mark.parametrize("overlap", [True, False])
     @pytest.mark.parametrize("how", ["blocks", "spins"])
     async def test_compute_never_returns(self, how, overlap):
@@ -227,6 +232,22 @@ class TestComputeFaults:
         assert [answer.status for answer in answers] == [200, 200]
         assert answers[0].json["output_ids"] == greedy("l" * 120, 4)
 
+    @pytest.mark.heals("forward={how}", by="restart")
+    @pytest.mark.parametrize("how", ["blocks", "spins"])
+    async def test_a_restart_heals_until_the_next_long_request(self, how):
+        """Short requests flow again with the switch still on, and a long one hangs anew."""
+        async with pair() as two:
+            two.decode.switchboard.switch(forward=how, forward_from_tokens=100)
+            hung = []
+            for _ in range(2):
+                hung.append(asyncio.create_task(two.generate("l" * 120)))
+                await until_stuck(two.decode)
+                await two.restart_decode()
+                assert (await two.generate("short")).json["output_ids"] == greedy("short", 4)
+            await asyncio.gather(*hung, return_exceptions=True)
+            await two.idle()
+
+    @pytest.mark.heals("forward=blocks", by="restart")
     async def test_the_watchdog_ends_a_step_that_never_returns(self, caplog):
         """SGLang's line, and the worker ends; an idle worker is never found stuck."""
         async with pair(decode={"watchdog_s": 0.2}) as two:
@@ -235,10 +256,11 @@ class TestComputeFaults:
             asking = asyncio.create_task(two.generate())
             async with asyncio.timeout(DEADLINE_S):
                 await two.decode.fatal.wait()
-            await two.decode.kill()
-            await asyncio.gather(asking, return_exceptions=True)
-
             assert two.decode.state == "dead"
+            await two.restart_decode()
+            await asyncio.gather(asking, return_exceptions=True)
+            two.decode.switchboard.switch(forward_from_tokens=100)
+            assert (await two.generate("short")).json["output_ids"] == greedy("short", 4)
         said = [r.getMessage() for r in caplog.records]
         assert "Scheduler watchdog timeout (self.watchdog_timeout=0.2, self.soft=False)" in said
 

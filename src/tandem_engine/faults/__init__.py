@@ -75,7 +75,7 @@ class Switchboard:
         """Every switch that is not at its default, by name."""
         shown: dict[str, object] = {}
         for family in self._families():
-            shown |= msgspec.to_builtins(family.switches)
+            shown |= family.shown(family.switches)
         return shown
 
     def change(self, body: bytes) -> dict[str, object]:
@@ -92,7 +92,7 @@ class Switchboard:
         if self._path is not None:
             shown: dict[str, object] = {}
             for one in switches:
-                shown |= msgspec.to_builtins(one)
+                shown |= Family.shown(one)
             scratch = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
             try:
                 scratch.write_bytes(msgspec.json.encode(shown) + b"\n")

@@ -24,7 +24,7 @@ class Text(NamedTuple):
     """The cure a real operator has; switching it off is always another."""
 
 
-class Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The switches of one family; every default means off, and what is off is not shown."""
 
 
@@ -47,6 +47,14 @@ class Family(Generic[S]):
     def __init__(self) -> None:
         """Everything off."""
         self.switches = self.kind()  # type: ignore[assignment]  # `kind` is the `S` of a subclass
+
+    @staticmethod
+    def shown(switches: Switches) -> dict[str, object]:
+        """What of these switches is on, by name."""
+        off = type(switches)()
+        # By value: what msgspec omits as a default is the same object, which no other 0.0 is.
+        named = msgspec.structs.asdict(switches)
+        return {name: value for name, value in named.items() if value != getattr(off, name)}
 
     def turn(self, switches: S) -> None:
         """Take other switches; a mechanism that remembers or holds something lets go here."""

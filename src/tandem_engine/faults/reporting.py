@@ -39,7 +39,8 @@ class ReportingFaults(Family[ReportingSwitches]):
         "gauges=frozen": Text(
             "Every gauge of the scheduler on /metrics keeps the value it had, whatever happens; "
             "counters and histograms move, /v1/loads is live.",
-            "Restarting the worker, for the numbers alone: nothing else is wrong.",
+            "An engine that writes them; /v1/loads meanwhile. After a restart they are not on the "
+            "page at all. Nothing else is wrong.",
         ),
         "failure_counters=unwired": Text(
             "num_transfer_failed_reqs_total and num_bootstrap_failed_reqs_total stay where they "
