@@ -75,13 +75,15 @@ async def terminated(*processes: asyncio.subprocess.Process) -> AsyncIterator[No
 
 
 @asynccontextmanager
-async def router(prefills: list[tuple[str, int]], decodes: list[str]) -> AsyncIterator[str]:
+async def router(
+    prefills: list[tuple[str, int]], decodes: list[str], *flags: str
+) -> AsyncIterator[str]:
     """The real router in front of workers that are ready; its URL."""
     port, metrics = free_port(), free_port()
     arguments = ["launch", "--pd-disaggregation", "--policy", "random", "--host", "127.0.0.1"]
     arguments += ["--port", str(port), "--prometheus-host", "127.0.0.1"]
     arguments += ["--prometheus-port", str(metrics), "--health-check-interval-secs", "2"]
-    arguments += ["--shutdown-grace-period-secs", "1", "--log-level", "error"]
+    arguments += ["--shutdown-grace-period-secs", "1", "--log-level", "error", *flags]
     for url, bootstrap in prefills:
         arguments += ["--prefill", url, str(bootstrap)]
     for url in decodes:

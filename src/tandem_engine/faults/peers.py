@@ -39,7 +39,8 @@ class PeerFaults(Family[PeerSwitches]):
             "the memory of a dead decode: their requests never end, "
             "num_prefill_inflight_queue_reqs rises by one for each and never falls, until no slot "
             "is left and the pair is silent. Nothing is logged; /health is 200 everywhere.",
-            "Restarting prefill and decode.",
+            "Restarting prefill and decode, both down before one is up: else the new prefill "
+            "remembers the old decode.",
         ),
         "peer_memory=orphaned": Text(
             "Rooms in flight when their decode dies stay in flight for ever and hold their slots; "
