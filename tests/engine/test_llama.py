@@ -1,7 +1,6 @@
 """llama.cpp behind the protocol, with the real model: KV moves between instances to the bit."""
 
 import resource
-import sys
 from statistics import median
 
 import jinja2
@@ -224,6 +223,11 @@ class TestPrefixes:
         assert (prefill.length(0), prefill.length(1), prefill.cells_used()) == (3, 1, 4)
 
 
+def page_faults():
+    """Fresh pages that this thread has asked for so far."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
 class TestStep:
     """Batches, bounds and logits."""
 
@@ -271,15 +275,14 @@ class TestStep:
         np.testing.assert_array_equal(before, last)
         assert every.shape == (20, prefill.vocabulary)
 
-    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts pages as Linux does")
     def test_rows_need_no_fresh_pages(self):
         """The memory of 16 rows is used again: a page fault for each page costs a percent."""
         model = load_model("smollm2", context_length=64, sequences_max=16, cells=1024)
         faults = []
         for position in range(8):
-            before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+            before = page_faults()
             model.step([Feed(sequence, [5], position) for sequence in range(16)])
-            faults.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+            faults.append(page_faults() - before)
         model.close()
 
         assert median(faults) < 16
