@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.002
 POLL_SLOW_S = 0.01
 POLL_SLOW_AFTER_S = 1.0
+UNTOLD_MAX = 1024
+"""Rooms that ended while their prefill was not reached, per prefill."""
 ABORTED = "Aborted by AbortReq."
 
 
@@ -70,6 +72,7 @@ class Decode:
             model, self.sequences, metrics, settings.num_reserved_decode_tokens
         )
         self._left: list[Request] = []
+        self._untold: dict[str, deque[int]] = {}
         self.streaming = Streaming(self, model, settings, metrics, outbox)
 
     # --- Events: the model may be computing ---
@@ -90,9 +93,14 @@ class Decode:
                 self.left(request)
 
     def refuse(self, room: int, bootstrap: str, _reason: str = "") -> None:
-        """This side of a room ended before its prefill heard of it: it hears of that."""
+        """This side of a room ended before its prefill heard of it: it hears of that.
+
+        A prefill that is not reached now hears of it when it is, if it was ever reached.
+        """
         if self._links.up(bootstrap):
             self.arrivals.refuse(room, bootstrap)
+        elif self._links.known(bootstrap):
+            self._untold.setdefault(bootstrap, deque(maxlen=UNTOLD_MAX)).append(room)
 
     def left(self, request: Request) -> None:
         """The client of this request is gone."""
@@ -118,10 +126,13 @@ class Decode:
 
     def link_up(self, bootstrap: str) -> None:
         """A prefill is reached: the next `tend` admits."""
+        for room in self._untold.pop(bootstrap, ()):
+            self.arrivals.refuse(room, bootstrap)
 
     def link_lost(self, bootstrap: str, reason: str) -> None:
-        """A prefill is gone; it is looked for again."""
+        """A prefill is gone, and its halves of what waits here with it; it is looked for again."""
         self.arrivals.lost(bootstrap, reason)
+        self.link_failed(bootstrap, reason)
 
     def link_failed(self, bootstrap: str, reason: str) -> None:
         """A prefill could not be found at all."""

@@ -9,7 +9,7 @@ from tandem_engine import scoring
 from tandem_engine.host import Host
 from tandem_engine.replies import RequestError
 from tandem_engine.request import Finish, Output, Request, Score, ScoresWanted
-from tandem_engine.serving import Live, open_request
+from tandem_engine.serving import Live, open_request, tokens_of
 from tandem_engine.wire import GenerateBody, SamplingParams
 
 
@@ -20,7 +20,7 @@ def open_generate(worker: Host, body: GenerateBody) -> Live:
         raise RequestError("give exactly one of text and input_ids")
     prompt = body.input_ids
     if body.text is not None:
-        prompt = worker.model.tokenize(body.text, special=True)
+        prompt = tokens_of(worker, body.text)
     prompt = list(prompt or ())
     scores = None
     if body.return_logprob:

@@ -74,6 +74,7 @@ _UNREACHED = (
     http.client.HTTPException,
     TimeoutError,
     asyncio.IncompleteReadError,
+    UnicodeError,  # a host name that cannot be looked up
 )
 
 
@@ -108,6 +109,10 @@ class Links:
     def up(self, bootstrap: str) -> bool:
         """Whether that prefill can be told something now."""
         return bootstrap in self._writers or self._believes(bootstrap)
+
+    def known(self, bootstrap: str) -> bool:
+        """Whether that prefill was ever reached."""
+        return bootstrap in self._endpoints
 
     def refused(self, bootstrap: str) -> str:
         """Why that prefill and this decode cannot work together; empty when they can."""

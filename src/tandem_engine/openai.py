@@ -9,14 +9,14 @@ from tandem_engine.chat import prompt_of
 from tandem_engine.host import Host
 from tandem_engine.replies import error_body
 from tandem_engine.request import Finish, Output, Request, Score, ScoresWanted
-from tandem_engine.serving import Live, open_request
+from tandem_engine.serving import Live, open_request, tokens_of
 from tandem_engine.wire import ChatBody, CompletionBody, OpenAiBody, SamplingParams
 
 
 def open_chat(worker: Host, body: ChatBody) -> Live:
     """The request of a chat body; raises `RequestError`."""
     worker.check_open()
-    prompt = worker.model.tokenize(prompt_of(worker.model.chat_template, body), special=True)
+    prompt = tokens_of(worker, prompt_of(worker.model.chat_template, body))
     scores = ScoresWanted(len(prompt), body.top_logprobs or 0) if body.logprobs else None
     return open_request(
         worker,
@@ -33,7 +33,7 @@ def open_completion(worker: Host, body: CompletionBody) -> Live:
     worker.check_open()
     prompt = body.prompt
     if isinstance(prompt, str):
-        prompt = worker.model.tokenize(prompt, special=True)
+        prompt = tokens_of(worker, prompt)
     scores = None
     if body.logprobs is not None:
         scores = ScoresWanted(0 if body.echo else len(prompt), body.logprobs)

@@ -11,6 +11,9 @@ import numpy as np
 
 from tandem_engine.model import Logits
 
+TEMPERATURE_MIN = 1e-6
+"""Below this SGLang is greedy; logits divided by less may be no numbers any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -35,7 +38,7 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """Whether the best token is always taken."""
-        return self.temperature == 0.0 or self.top_k == 1
+        return self.temperature < TEMPERATURE_MIN or self.top_k == 1
 
 
 def rng_of(params: SamplingParams) -> np.random.Generator:

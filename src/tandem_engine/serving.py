@@ -6,6 +6,7 @@ metrics a client would feel (first token, gaps, whole request). Not for: the sha
 """
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -23,6 +24,11 @@ from tandem_engine.wire import SamplingParams as WireSampling
 MAX_NEW_TOKENS = 128
 """SGLang's default for `/generate` and `/v1/completions`."""
 NEVER_REACHED = "The client left."
+PIECE_BYTES_MAX = 128
+"""No token is longer (SmolLM2's longest has 81 bytes)."""
+HOST = re.compile(r"[A-Za-z0-9_.:%-]{1,253}|\[[0-9A-Fa-f:.%]{2,}\]")
+LABEL_MAX = 63
+"""Beyond it a name cannot even be looked up."""
 
 
 class Live:
@@ -97,13 +103,10 @@ def open_request(
     room, bootstrap = _meeting(worker, body)
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token")
+    if len(prompt) >= model.context_length:
+        raise _too_long(f"{len(prompt)} tokens", model.context_length)
     if max(prompt) >= model.vocabulary:
         raise RequestError(f"token {max(prompt)} is outside the vocabulary of {model.vocabulary}")
-    if len(prompt) >= model.context_length:
-        raise RequestError(
-            f"The input ({len(prompt)} tokens) is longer than the model's context length "
-            f"({model.context_length} tokens)."
-        )
     room_left = model.context_length - len(prompt)
     wanted = sampling.max_new_tokens or max_new_tokens or room_left
     stops = (sampling.stop,) if isinstance(sampling.stop, str) else tuple(sampling.stop or ())
@@ -126,6 +129,23 @@ def open_request(
     return Live(worker, request, queue)
 
 
+def tokens_of(worker: Host, text: str) -> list[int]:
+    """The tokens of a prompt; raises `RequestError` for one that is too long by far.
+
+    That one is not tokenized first: megabytes of text would stop the API for seconds.
+    """
+    model = worker.model
+    if len(text) > model.context_length * PIECE_BYTES_MAX:
+        raise _too_long(f"{len(text)} characters", model.context_length)
+    return model.tokenize(text, special=True)
+
+
+def _too_long(what: str, context_length: int) -> RequestError:
+    return RequestError(
+        f"The input ({what}) is longer than the model's context length ({context_length} tokens)."
+    )
+
+
 def _meeting(worker: Host, body: Bootstrapped) -> tuple[int, str]:
     """The room and the bootstrap address of a request."""
     settings = worker.settings
@@ -139,8 +159,8 @@ def _meeting(worker: Host, body: Bootstrapped) -> tuple[int, str]:
         if settings.disaggregation_mode == "decode":
             raise RequestError("bootstrap_host is missing: the decode cannot find the prefill")
         host = settings.host
-    if any(character in host for character in "/@?# \t\r\n"):
-        raise RequestError(f"bootstrap_host {host!r} is not a host name")
+    if not HOST.fullmatch(host) or any(len(label) > LABEL_MAX for label in host.split(".")):
+        raise RequestError(f"bootstrap_host {host[:64]!r} is not a host name")
     port = body.bootstrap_port or settings.disaggregation_bootstrap_port
     used = host != FAKE_BOOTSTRAP_HOST and body.bootstrap_room in worker.rooms
     if used and worker.switchboard.process.refuses_duplicates:
