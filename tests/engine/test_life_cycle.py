@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.pairs import ROOMS, Pair, greedy, pair
+from engine.pairs import DEADLINE_S, FAST, ROOMS, Pair, greedy, pair
 
 PROMPTS = [
     "hello",
@@ -98,6 +98,17 @@ class Play:
                 await self.two.restart_prefill(clean=clean)
                 self.slow()
 
+    async def answered(self) -> None:
+        """Wait until somebody who asks from now on is served."""
+        served = len(self.clients)
+        async with asyncio.timeout(DEADLINE_S):
+            while not any(
+                task.done() and not failed(task) and not task.cancelled()
+                for client in self.clients[served:]
+                for task in [client.tasks["decode"]]
+            ):
+                await asyncio.wait([asyncio.ensure_future(self.two.decode.turn())])
+
     async def end(self) -> None:
         """Everybody leaves; what was answered must be right."""
         for client in self.clients:
@@ -173,3 +184,46 @@ def test_nothing_stays_held(script, transport, overlap, memory):
             assert (await two.generate("after all")).json["output_ids"] == greedy("after all", 4)
 
     asyncio.run(example())
+
+
+ORDERS = {
+    "prefill": ["prefill"],
+    "decode": ["decode"],
+    "prefill, then decode": ["prefill", "decode"],
+    "decode, then prefill": ["decode", "prefill"],
+    "both down, prefill first": [("prefill", "decode")],
+    "both down, decode first": [("decode", "prefill")],
+}
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["drained", "killed"])
+@pytest.mark.parametrize("order", ORDERS)
+async def test_restarts_in_any_order_under_traffic_heal(order, clean):
+    """Whoever restarts, the other side goes on: all traffic ends, and the pair serves again."""
+    async with pair(timeouts=replace(FAST, waiting_s=60.0, bootstrap_s=60.0)) as two:
+        play, stop = Play(two), asyncio.Event()
+        play.slow()
+
+        async def traffic() -> None:
+            while not stop.is_set():
+                play.ask(PROMPTS[0], 6, "prefill decode", stream=False)
+                await asyncio.wait(play.clients[-1].tasks.values(), timeout=0.05)
+
+        asking = asyncio.create_task(traffic())
+        for sides in ORDERS[order]:
+            await play.answered()
+            if isinstance(sides, str):
+                await getattr(two, f"restart_{sides}")(clean=clean)
+                continue
+            for side in sides:
+                worker = getattr(two, side)
+                await (worker.stop() if clean else worker.kill())
+            for side in sides:
+                await getattr(two, f"restart_{side}")()
+        await play.answered()
+        stop.set()
+        await asking
+        async with asyncio.timeout(DEADLINE_S):
+            await play.end()
+        await two.idle()
+        assert (await two.generate("after all")).json["output_ids"] == greedy("after all", 4)

@@ -2,10 +2,11 @@
 
 import asyncio
 import io
+import json
 
 import pytest
 
-from engine.pairs import DEADLINE_S, ROOMS, held, pair, until
+from engine.pairs import DEADLINE_S, ROOMS, greedy, held, pair, until
 
 MEET = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 1 << 40}
 GENERATE = {"text": "hello", **MEET}
@@ -24,6 +25,21 @@ BAD = {
     "room is too large": changed(bootstrap_room=2**63),
     "port out of range": changed(bootstrap_port=70000),
     "host is an address with a path": changed(bootstrap_host="127.0.0.1/x"),
+    "host is nothing": changed(bootstrap_host=""),
+    "host is half an address": changed(bootstrap_host="[::1"),
+    "host has a byte that none has": changed(bootstrap_host="a\0b"),
+    "host has a label that is too long": changed(bootstrap_host="a" * 64),
+    "host is no ASCII": changed(bootstrap_host="ü.example"),
+    "room is a flag": changed(bootstrap_room=True),
+    "text is a number": changed(text=7),
+    "stream is a word": changed(stream="yes"),
+    "rid is a list": changed(rid=["a"]),
+    "tokens are no integers": {"input_ids": [1.5], **MEET},
+    "tokens are text": {"input_ids": ["1"], **MEET},
+    "seed is negative": changed(sampling_params={"seed": -1}),
+    "stop is a number": changed(sampling_params={"stop": 7}),
+    "sampling_params is a list": changed(sampling_params=[{}]),
+    "top_logprobs_num is too large": changed(return_logprob=True, top_logprobs_num=10**9),
     "no text": {**MEET},
     "text and input_ids": changed(input_ids=[1]),
     "empty input_ids": {"input_ids": [], **MEET},
@@ -31,6 +47,8 @@ BAD = {
     "negative token": {"input_ids": [-1], **MEET},
     "text is a batch": changed(text=["a", "b"]),
     "prompt too long": changed(text="x" * 600),
+    "prompt too long by far": changed(text="x" * 900_000),
+    "too many tokens by far": {"input_ids": [1] * 300_000, **MEET},
     "temperature below 0": changed(sampling_params={"temperature": -1}),
     "temperature beyond a float": changed(sampling_params={"temperature": "nan"}),
     "top_p is 0": changed(sampling_params={"top_p": 0}),
@@ -43,6 +61,8 @@ BAD = {
 RAW = {
     "not JSON": b"{",
     "a list": b"[1]",
+    "a float beyond all": b'{"text": "x", "sampling_params": {"temperature": 1e999}}',
+    "half a surrogate pair": b'{"text": "\\ud800"}',
     "NaN": b'{"text": "x", "sampling_params": {"temperature": NaN}}',
     "invalid UTF-8": b'{"text": "\xff\xfe"}',
     "nothing": b"",
@@ -67,6 +87,27 @@ class TestGenerate:
             assert not held(two.prefill)
             assert not held(two.decode)
             assert (await two.generate()).status == 200
+
+    async def test_megabytes_of_text_are_not_tokenized(self, monkeypatch):
+        """What is too long by far is refused before any work is done on it."""
+        async with pair() as two:
+            monkeypatch.setattr(two.prefill.model, "tokenize", None)
+            body = json.dumps(changed(text="x" * (7 << 20))).encode()
+            url = two.prefill.url + "/generate"
+            async with two.http.post(url, data=io.BytesIO(body)) as reply:
+                status, said = reply.status, (await reply.json())["error"]["message"]
+
+        assert status == 400
+        assert "longer than the model's context length" in said
+
+    @pytest.mark.parametrize("temperature", [1e-7, 1e-320, 5e-324])
+    async def test_a_temperature_near_zero_is_greedy(self, temperature):
+        """SGLang's rule; divided by so little the logits would be no numbers."""
+        params = {"temperature": temperature, "max_new_tokens": 4, "ignore_eos": True}
+        async with pair() as two:
+            answer = await two.generate("hello", sampling_params=params)
+
+        assert answer.json["output_ids"] == greedy("hello", 4)
 
     async def test_a_body_beyond_the_bound_is_a_413(self):
         """100 MB are refused before they are read, whether their length is announced or not."""
