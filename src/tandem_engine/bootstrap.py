@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from tandem_engine.replies import error, json_reply
+from tandem_engine.replies import HANDLERS, RequestError, error, json_reply
 from tandem_engine.wire import DpRankQuery, DpRankRow, Endpoint, Registration, Topology
 
 ROOM_ROWS_MAX = 65_536
@@ -38,7 +38,8 @@ class Bootstrap:
                 Route("/register_dp_rank", self._register_dp_rank, methods=["POST"]),
                 Route("/query_dp_ranks", self._query_dp_ranks, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
-            ]
+            ],
+            exception_handlers=HANDLERS,
         )
 
     @property
@@ -66,10 +67,7 @@ class Bootstrap:
         return None
 
     async def _register(self, request: HttpRequest) -> Response:
-        try:
-            row = msgspec.json.decode(await _body(request), type=Registration)
-        except msgspec.MsgspecError as problem:
-            return error(400, f"the registration does not fit: {problem}")
+        row = msgspec.json.decode(await _body(request), type=Registration)
         inconsistent = self.register(row)
         if inconsistent is not None:
             return error(400, f"the registration does not fit the first one: {inconsistent}")
@@ -91,10 +89,7 @@ class Bootstrap:
         return json_reply(Endpoint(row.rank_ip, row.rank_port))
 
     async def _register_dp_rank(self, request: HttpRequest) -> Response:
-        try:
-            row = msgspec.json.decode(await _body(request), type=DpRankRow)
-        except msgspec.MsgspecError as problem:
-            return error(400, f"the row does not fit: {problem}")
+        row = msgspec.json.decode(await _body(request), type=DpRankRow)
         if len(self._dp_rank_of) >= ROOM_ROWS_MAX:
             # The oldest row goes: a bound instead of SGLang's periodic clean-up.
             del self._dp_rank_of[next(iter(self._dp_rank_of))]
@@ -102,10 +97,7 @@ class Bootstrap:
         return PlainTextResponse("OK")
 
     async def _query_dp_ranks(self, request: HttpRequest) -> Response:
-        try:
-            query = msgspec.json.decode(await _body(request), type=DpRankQuery)
-        except msgspec.MsgspecError as problem:
-            return error(400, f"the query does not fit: {problem}")
+        query = msgspec.json.decode(await _body(request), type=DpRankQuery)
         known = {
             str(room): self._dp_rank_of[room]
             for room in query.bootstrap_rooms
@@ -136,5 +128,5 @@ async def _body(request: HttpRequest) -> bytes:
     async for chunk in request.stream():
         chunks += chunk
         if len(chunks) > BODY_BYTES_MAX:
-            raise msgspec.ValidationError(f"a body of more than {BODY_BYTES_MAX} bytes")
+            raise RequestError(f"a body may have at most {BODY_BYTES_MAX} bytes", 413)
     return bytes(chunks)

@@ -84,6 +84,8 @@ class Decode:
             self.prealloc.appendleft(request)
             return
         self.prealloc.append(request)
+        if not self._links.up(request.bootstrap):
+            self._untold.setdefault(request.bootstrap, deque(maxlen=UNTOLD_MAX))
         self._links.want(request.bootstrap)
 
     def abort(self, rid: str, *, everything: bool = False) -> None:
@@ -99,7 +101,7 @@ class Decode:
         """
         if self._links.up(bootstrap):
             self.arrivals.refuse(room, bootstrap)
-        elif self._links.known(bootstrap):
+        elif self._links.known(bootstrap) or bootstrap in self._untold:
             self._untold.setdefault(bootstrap, deque(maxlen=UNTOLD_MAX)).append(room)
 
     def left(self, request: Request) -> None:
@@ -125,7 +127,7 @@ class Decode:
         self.arrivals.let_go(room)
 
     def link_up(self, bootstrap: str) -> None:
-        """A prefill is reached: the next `tend` admits."""
+        """A prefill is reached: it hears what ended meanwhile, and the next `tend` admits."""
         for room in self._untold.pop(bootstrap, ()):
             self.arrivals.refuse(room, bootstrap)
 
@@ -136,6 +138,7 @@ class Decode:
 
     def link_failed(self, bootstrap: str, reason: str) -> None:
         """A prefill could not be found at all."""
+        self._untold.pop(bootstrap, None)
         for request in list(self.prealloc):
             if request.bootstrap == bootstrap:
                 self._fail(request, reason)

@@ -12,7 +12,7 @@ Not for: requests, prompts and steps (`prefill.py`).
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from tandem_engine.faults import Switchboard
@@ -27,6 +27,9 @@ EARLY_MAX = 4096
 """Rooms known by their decode only; routers send both sides within milliseconds."""
 ENDED_MAX = 4096
 """Rooms that failed here a while ago: what a late decode is told at once."""
+
+TOLD_ANEW_MAX = 256
+"""Of these, how many a decode is told that connects."""
 
 ABORTED_BY_DECODE = "Aborted by decode-side abort notification."
 DECODE_DEAD = "Decode instance could be dead"
@@ -108,6 +111,9 @@ class Handoffs:
                 return
         self._faults.peers.registered(message.agent)
         self._lose(self.peers.announce(message, time.monotonic()))
+        # What ended while nobody was connected was told to nobody, and may be queued there.
+        for room, reason in list(self._ended.items())[-TOLD_ANEW_MAX:]:
+            self._tell_everybody(room, reason, [message.agent])
 
     def renewed(self, agent: str) -> None:
         """A decode renewed its lease."""
@@ -242,7 +248,7 @@ class Handoffs:
         handoff = self._asked.pop(room, None) or self._held.get(room)
         if handoff is None:
             if tell:
-                self._tell_everybody(room, reason)
+                self._tell_everybody(room, reason, self._senders)
             return
         self._free(handoff)
         if handoff.sender is not None:
@@ -272,10 +278,10 @@ class Handoffs:
             sender.close()
         self._senders.clear()
 
-    def _tell_everybody(self, room: int, reason: str) -> None:
+    def _tell_everybody(self, room: int, reason: str, agents: Iterable[str]) -> None:
         """No decode asked for this room yet: the one that has it must not queue for it."""
         if self._memory() == "leases" and not self._faults.peers.switches.abort_kills_bootstrap:
-            for agent in self._senders:
+            for agent in agents:
                 self._say_failed(agent, room, reason)
 
     def _say_failed(self, agent: str, room: int, reason: str) -> None:

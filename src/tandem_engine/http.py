@@ -10,8 +10,6 @@ from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -21,7 +19,14 @@ from tandem_engine.generate import GenerateReply, open_generate
 from tandem_engine.host import Host
 from tandem_engine.info import load_of, model_info, models, old_load_of, server_info
 from tandem_engine.openai import OpenAiReply, open_chat, open_completion
-from tandem_engine.replies import RequestError, encode, error, json_reply
+from tandem_engine.replies import (
+    CLIENT_LEFT,
+    HANDLERS,
+    RequestError,
+    encode,
+    error,
+    json_reply,
+)
 from tandem_engine.request import Output
 from tandem_engine.serving import Live
 from tandem_engine.wire import (
@@ -36,7 +41,6 @@ from tandem_engine.wire import (
 B = TypeVar("B", bound=Bootstrapped)
 
 BODY_BYTES_MAX = 8 << 20
-CLIENT_LEFT = 499
 SECTIONS = {
     "memory": "memory",
     "spec": None,
@@ -116,15 +120,7 @@ class Api:
             routes += [Route("/metrics", self._metrics), Route("/metrics/", self._metrics)]
         if worker.switchboard.enabled:
             routes.append(Route("/faults", self._faults, methods=["GET", "PUT"]))
-        handlers: dict[object, Callable[..., Response]] = {
-            RequestError: _request_error,
-            HTTPException: _http_error,
-            msgspec.MsgspecError: _decode_error,
-            RecursionError: _too_deep,
-            ClientDisconnect: _left,
-            Exception: _bug,
-        }
-        self.app = Starlette(routes=routes, exception_handlers=handlers)
+        self.app = Starlette(routes=routes, exception_handlers=HANDLERS)
 
     def _open(self, opening: Callable[[Host, B], Live], body: B) -> Live:
         """A request, or `RequestError`; the other side must not wait for one that is refused."""
@@ -275,29 +271,3 @@ def _as_prometheus(load: dict[str, object]) -> str:
             lines.append(f"# TYPE sglang_{name} gauge")
             lines.append(f'sglang_{name}{{dp_rank="{rank}"}} {number}')
     return "\n".join(lines) + "\n"
-
-
-def _request_error(_http: HttpRequest, problem: RequestError) -> Response:
-    return error(problem.status, problem.message)
-
-
-def _http_error(_http: HttpRequest, problem: HTTPException) -> Response:
-    return error(problem.status_code, problem.detail)
-
-
-def _decode_error(_http: HttpRequest, problem: msgspec.MsgspecError) -> Response:
-    return error(400, f"the body does not fit this route: {problem}")
-
-
-def _too_deep(_http: HttpRequest, _problem: RecursionError) -> Response:
-    return error(400, "the body is nested too deeply")
-
-
-def _left(_http: HttpRequest, _problem: ClientDisconnect) -> Response:
-    """Nobody reads this: a client that leaves in the middle of its body is no error of ours."""
-    return Response(status_code=CLIENT_LEFT)
-
-
-def _bug(_http: HttpRequest, problem: Exception) -> Response:
-    # uvicorn logs it with its stack.
-    return error(500, f"internal error: {type(problem).__name__}")

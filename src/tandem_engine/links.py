@@ -74,7 +74,8 @@ _UNREACHED = (
     http.client.HTTPException,
     TimeoutError,
     asyncio.IncompleteReadError,
-    UnicodeError,  # a host name that cannot be looked up
+    # A name that is none: too long, with an empty label, with a NUL.
+    ValueError,
 )
 
 

@@ -7,7 +7,7 @@ import time
 
 from tandem_engine.chat import prompt_of
 from tandem_engine.host import Host
-from tandem_engine.replies import error_body
+from tandem_engine.replies import RequestError, error_body
 from tandem_engine.request import Finish, Output, Request, Score, ScoresWanted
 from tandem_engine.serving import Live, open_request, tokens_of
 from tandem_engine.wire import ChatBody, CompletionBody, OpenAiBody, SamplingParams
@@ -16,6 +16,9 @@ from tandem_engine.wire import ChatBody, CompletionBody, OpenAiBody, SamplingPar
 def open_chat(worker: Host, body: ChatBody) -> Live:
     """The request of a chat body; raises `RequestError`."""
     worker.check_open()
+    most = worker.model.context_length
+    if len(body.messages) > most:
+        raise RequestError(f"{len(body.messages)} messages do not fit into {most} tokens")
     prompt = tokens_of(worker, prompt_of(worker.model.chat_template, body))
     scores = ScoresWanted(len(prompt), body.top_logprobs or 0) if body.logprobs else None
     return open_request(
@@ -66,10 +69,17 @@ class OpenAiReply:
         self._created = int(time.time())
         self._begun = False
         self._tokens = 0
-        self._text = body.prompt if isinstance(body, CompletionBody) and body.echo and isinstance(
-            body.prompt, str) else ""  # fmt: skip
+        self._text = self._echo = self._echoed(body)
         self._scores: list[Score] = []
         self._finish: Finish | None = None
+
+    def _echoed(self, body: OpenAiBody) -> str:
+        """The prompt, for a client that wants it in front of the answer."""
+        if not isinstance(body, CompletionBody) or not body.echo:
+            return ""
+        if isinstance(body.prompt, str):
+            return body.prompt
+        return b"".join(map(self._worker.model.piece, body.prompt)).decode("utf-8", "replace")
 
     def add(self, output: Output) -> None:
         """Take one output."""
@@ -108,7 +118,8 @@ class OpenAiReply:
                 self._envelope(kind, [{"index": 0, "delta": role, "finish_reason": None}])
             )
         choice: dict[str, object] = {"index": 0}
-        choice |= {"delta": {"content": output.text}} if self._chat else {"text": output.text}
+        text, self._echo = self._echo + output.text, ""
+        choice |= {"delta": {"content": text}} if self._chat else {"text": text}
         choice |= {"logprobs": self._logprobs(output.scores), **self._ended()}
         events.append(self._envelope(kind, [choice]))
         if output.finish is not None and self._usage_wanted:

@@ -109,7 +109,7 @@ class Request:
     @property
     def fake(self) -> bool:
         """No KV moves for this request."""
-        return self.bootstrap.startswith(FAKE_BOOTSTRAP_HOST)
+        return self.bootstrap.rpartition(":")[0] == FAKE_BOOTSTRAP_HOST
 
     @property
     def health(self) -> bool:

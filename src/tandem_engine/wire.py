@@ -26,7 +26,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Room = Annotated[int, msgspec.Meta(ge=0, le=ROOM_MAX)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
-Stops = str | list[str] | None
+Stops = str | Annotated[list[str], msgspec.Meta(max_length=64)] | None
 
 
 class WireError(Exception):
@@ -172,7 +172,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     """Reply to a rank query of `GET /route`: where that rank listens."""
 
     rank_ip: str
-    rank_port: int
+    rank_port: Port
 
 
 class DpRankRow(msgspec.Struct, frozen=True):

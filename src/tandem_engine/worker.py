@@ -297,6 +297,12 @@ class Worker:
         self._active.add(request)
         handler: Callable[[Request], None] = self.core.phase.submit
         if not request.fake:
+            if request.room in self.rooms and self.switchboard.process.refuses_duplicates:
+                # Both were let in before either was submitted.
+                request.answered = True
+                message = f"bootstrap_room {request.room} is in use; rooms are never reused"
+                request.deliver(Output(finish=Finish("abort", message=message, status=400)))
+                return
             if request.room in self.rooms:
                 handler = _duplicate
             self.rooms[request.room] = request

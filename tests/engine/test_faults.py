@@ -73,7 +73,9 @@ class TestSwitchboard:
         assert off
         assert board.change(msgspec.json.encode(off)) == {}
 
-    @pytest.mark.parametrize("body", [b'{"peer_memory": 1}', b'{"nothing": 1}', b"[]", b"{"])
+    @pytest.mark.parametrize(
+        "body", [b'{"peer_memory": 1}', b'{"nothing": 1}', b'{"self": 1}', b"[]", b"{"]
+    )
     def test_what_is_unknown_changes_nothing(self, tmp_path, body):
         """Neither the switches nor the file."""
         path = tmp_path / "faults.json"

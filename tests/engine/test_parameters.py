@@ -101,3 +101,17 @@ class TestUsage:
             name: count for name, count in usage.items() if isinstance(count, int)
         }
         assert all("usage" not in event for event in without.events)
+
+
+class TestEcho:
+    @pytest.mark.parametrize("prompt", [PROMPT, list(PROMPT.encode())])
+    async def test_the_prompt_comes_first_however_it_was_given(self, prompt):
+        """`echo` puts the prompt in front, given as text or ids, in one reply or in a stream."""
+        body = {"prompt": prompt, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+        async with pair() as two:
+            _, whole = await two.both("/v1/completions", body | {"echo": True})
+            _, stream = await two.both("/v1/completions", body | {"echo": True, "stream": True})
+        said = "".join(event["choices"][0]["text"] for event in stream.events)
+
+        assert whole.json["choices"][0]["text"] == PROMPT + bytes(greedy(PROMPT, 3)).decode()
+        assert said == whole.json["choices"][0]["text"]

@@ -3,10 +3,14 @@
 import asyncio
 import io
 import json
+import threading
 
+import msgspec
 import pytest
 
 from engine.pairs import DEADLINE_S, ROOMS, greedy, held, pair, until
+from tandem_engine.generate import open_generate
+from tandem_engine.wire import GenerateBody
 
 MEET = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 1 << 40}
 GENERATE = {"text": "hello", **MEET}
@@ -40,6 +44,8 @@ BAD = {
     "stop is a number": changed(sampling_params={"stop": 7}),
     "sampling_params is a list": changed(sampling_params=[{}]),
     "top_logprobs_num is too large": changed(return_logprob=True, top_logprobs_num=10**9),
+    "host has an empty label": changed(bootstrap_host="a..b"),
+    "stop strings without end": changed(sampling_params={"stop": [f"{at}" for at in range(65)]}),
     "no text": {**MEET},
     "text and input_ids": changed(input_ids=[1]),
     "empty input_ids": {"input_ids": [], **MEET},
@@ -128,6 +134,81 @@ class TestGenerate:
                 pass  # the connection was closed on the sender, which is a refusal too
             assert (await two.generate()).status == 200
 
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/generate", {"text": "<|im_end|>" * 6_000}),
+            ("/v1/completions", {"prompt": "<|im_end|>" * 6_000}),
+            (
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": "<|im_end|>" * 6_000}]},
+            ),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 20_000}),
+        ],
+    )
+    async def test_a_text_that_is_too_long_is_refused_by_its_beginning(self, path, body, monkeypatch):
+        """What cannot fit is never tokenized as a whole: control tokens take a real model minutes."""
+        seen = [0]
+        async with pair() as two:
+            for worker in (two.prefill, two.decode):
+                model = worker.model
+                tokenize = model.tokenize
+
+                def watched(text, *, special, tokenize=tokenize):
+                    seen.append(len(text))
+                    return tokenize(text, special=special)
+
+                monkeypatch.setattr(model, "tokenize", watched)
+                answer = await two.post(worker, path, body | MEET)
+
+                assert answer.status == 400
+                assert "512 tokens" in answer.json["error"]["message"]
+            assert max(seen) <= 64 * model.context_length
+
+    async def test_a_long_text_that_fits_is_served(self):
+        """A text whose characters are many and whose tokens are few is no long prompt."""
+        text = "<|im_start|>" * 400
+        async with pair() as two:
+            answer = await two.generate(text)
+
+        assert answer.status == 200
+        assert answer.json["meta_info"]["prompt_tokens"] == 400
+
+    async def test_bad_requests_cost_no_threads(self):
+        """No refusal starts a thread of its own, whatever it is that was refused."""
+        async with pair() as two:
+            for worker in (two.prefill, two.decode):
+                for path in ("/generate", "/nothing", "/v1/chat/completions"):
+                    await asyncio.gather(*(two.post(worker, path, {"text": 1}) for _ in range(8)))
+
+        assert not [one.name for one in threading.enumerate() if "AnyIO" in one.name]
+
+    async def test_two_requests_let_in_for_one_room_are_one_too_many(self):
+        """The second is refused on its way in, and neither the first nor the worker feels it."""
+        async with pair() as two:
+            body = msgspec.convert(GENERATE | two.meeting(), GenerateBody)
+            first, second = (open_generate(two.prefill, body) for _ in range(2))
+            two.prefill.submit(first.request)
+            two.prefill.submit(second.request)
+            finish = (await second._queue.get()).finish
+            two.prefill.done(second.request)
+            await two.prefill.turn()
+
+            assert (finish.kind, finish.status) == ("abort", 400)
+            assert first.request.live
+            two.prefill.done(first.request)
+            await two.idle()
+            assert (await two.generate()).status == 200
+
+    async def test_only_the_very_host_of_fake_transfers_is_fake(self):
+        """A name that begins like SGLang's fake host is a name like any other."""
+        async with pair() as two:
+            hosts = ("2.2.2.2", "2.2.2.2.example", "2.2.2.20")
+            bodies = [msgspec.convert(changed(bootstrap_host=host), GenerateBody) for host in hosts]
+            fake = [open_generate(two.decode, body).request.fake for body in bodies]
+
+        assert fake == [True, False, False]
+
     async def test_a_live_room_is_not_given_twice(self):
         """A room that is in use is refused, and the first request is served all the same."""
         async with pair() as two:
@@ -192,6 +273,29 @@ class TestOther:
 
         assert "Traceback" not in caplog.text
         assert "Exception" not in caplog.text
+
+    @pytest.mark.parametrize("path", ["/route", "/register_dp_rank", "/query_dp_ranks"])
+    async def test_the_rendezvous_refuses_as_the_api_does(self, path, caplog):
+        """A bad, nested, huge or half body at the bootstrap port is a JSON error or nothing."""
+        method = "PUT" if path == "/route" else "POST"
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{"
+        nested = b'{"other":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+        async with pair() as two:
+            port = two.prefill.settings.disaggregation_bootstrap_port
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head.encode())
+            await writer.drain()
+            writer.transport.abort()
+            for status, body in ((400, b"{"), (400, nested), (413, io.BytesIO(b" " * (2 << 20)))):
+                url = f"http://127.0.0.1:{port}{path}"
+                async with two.http.request(method, url, data=body) as reply:
+                    assert reply.status == status
+                    assert (await reply.json())["error"]["message"]
+            async with two.http.get(f"http://127.0.0.1:{port}/nothing") as reply:
+                assert (404, 404) == (reply.status, (await reply.json())["error"]["code"])
+            assert (await two.generate()).status == 200
+
+        assert "Traceback" not in caplog.text
 
     async def test_unknown_paths_and_methods_answer_in_json(self):
         """404 and 405 carry the same error object."""

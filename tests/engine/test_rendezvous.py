@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 
 from engine.pairs import call, pair, until
@@ -103,6 +104,46 @@ class TestControlPort:
 
             assert (await two.generate()).status == 200
 
+    async def test_a_decode_that_connects_late_hears_what_ended_before(self):
+        """A room that the prefill gave up while nobody was connected is told to whoever comes."""
+        async with pair() as two:
+            bad = {"input_ids": [1 << 20]} | two.meeting()
+            assert (await two.post(two.prefill, "/generate", bad)).status == 400
+            await two.prefill.turn()
+            reader, writer = await asyncio.open_connection("127.0.0.1", two.prefill._rank_port)
+            writer.write(frame(Announce("a", "d:1", 1.0, 3.0, "tcp:127.0.0.1:9")))
+            seen = b""
+            async with asyncio.timeout(10):
+                while b"RoomFailed" not in seen:
+                    seen += await reader.read(1024)
+            writer.close()
+
+        assert b"refused by the prefill" in seen
+
+    async def test_a_prefill_that_is_found_late_hears_what_ended_before(self):
+        """A room that ended at the decode before its prefill was reached is told once it is."""
+        async with pair() as two:
+            meeting = two.meeting()
+            decode = two.decode.core.phase
+            link = f"127.0.0.1:{meeting['bootstrap_port']}"
+            wanted = []
+            two.decode.core.role._links.want, want = wanted.append, two.decode.core.role._links.want
+            body = {"text": "x", "rid": "gone"} | meeting
+            asked = [
+                asyncio.create_task(two.post(worker, "/generate", body))
+                for worker in (two.prefill, two.decode)
+            ]
+            await until(lambda: decode.prealloc, two.decode)
+            await until(lambda: two.prefill.rooms, two.prefill)
+            two.decode.abort("gone", everything=False)
+            await two.decode.turn()
+            want(link)
+            async with asyncio.timeout(5):
+                prefill, _ = await asyncio.gather(*asked)
+
+        assert wanted == [link]
+        assert "decode-side abort" in prefill.text
+
     async def test_a_room_of_an_unknown_agent_is_refused(self):
         """Metadata of an agent whose landing could not be opened fails the room at once."""
         async with pair() as two:
@@ -156,6 +197,17 @@ class TestLinks:
 
         assert answer.status == 500
         assert "Could not fetch prefill parallel info from 127.0.0.1:9" in answer.text
+
+    @pytest.mark.parametrize("told", [{"rank_ip": "a..b"}, {"rank_ip": "a\x00b"}, {"rank_port": 0}])
+    async def test_an_endpoint_that_is_none_fails_the_request(self, told):
+        """A rendezvous that tells nonsense is a prefill that is not there, not a silent decode."""
+        async with pair(timeouts=Timeouts(heartbeat_s=0.01)) as two:
+            own = two.prefill._registration(two.prefill.model)
+            two.prefill._bootstrap.register(msgspec.structs.replace(own, **told))
+            answer = await two.post(two.decode, "/generate", {"text": "x"} | two.meeting())
+
+        assert answer.status == 500
+        assert "Could not fetch prefill parallel info" in answer.text
 
 
 def test_a_registration_speaks_for_one_rank_by_default():

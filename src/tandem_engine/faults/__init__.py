@@ -86,7 +86,7 @@ class Switchboard:
         """
         return self.switch(**msgspec.json.decode(body, type=dict[str, Any]))
 
-    def switch(self, **given: object) -> dict[str, object]:
+    def switch(self, /, **given: object) -> dict[str, object]:
         """Change the named switches; see `change`."""
         switches = self._with(given)
         if self._path is not None:
