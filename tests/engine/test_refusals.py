@@ -146,8 +146,8 @@ class TestGenerate:
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 20_000}),
         ],
     )
-    async def test_a_text_that_is_too_long_is_refused_by_its_beginning(self, path, body, monkeypatch):
-        """What cannot fit is never tokenized as a whole: control tokens take a real model minutes."""
+    async def test_a_text_too_long_is_refused_by_its_beginning(self, path, body, monkeypatch):
+        """What cannot fit is never tokenized as a whole: it takes a real model minutes."""
         seen = [0]
         async with pair() as two:
             for worker in (two.prefill, two.decode):
