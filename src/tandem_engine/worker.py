@@ -30,7 +30,7 @@ from tandem_engine.replies import RequestError
 from tandem_engine.request import Finish, Outbox, Output, Request
 from tandem_engine.roles import DecodeRole, PrefillRole, Role
 from tandem_engine.scheduler import Scheduler, watchdog
-from tandem_engine.wire import Bootstrapped, Registration
+from tandem_engine.wire import FAKE_BOOTSTRAP_HOST, Bootstrapped, Registration
 
 log = logging.getLogger(__name__)
 CONTEXT_LENGTH = 1024
@@ -313,6 +313,8 @@ class Worker:
         room, host = body.bootstrap_room, body.bootstrap_host or self.settings.host
         if self._core is None or self.state == "dead" or room is None or room in self.rooms:
             return
+        if host == FAKE_BOOTSTRAP_HOST:
+            return  # there is no other side, and the number may be somebody's real room
         port = body.bootstrap_port or self.settings.disaggregation_bootstrap_port
         self.core.post(self.core.phase.refuse, room, f"{host}:{port}", reason)
 

@@ -139,6 +139,8 @@ class TestCutOff:
                     pass
                 gone.cancel()
                 await prefill
+                while await load("num_running_reqs"):
+                    pass
             _, hangs = await both(text="x" * 120)
             while not await load("num_running_reqs"):
                 pass
