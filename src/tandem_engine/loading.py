@@ -14,6 +14,11 @@ from tandem_engine.collective import Sizes
 from tandem_engine.model import Model, SetupError
 from tandem_engine.toy import ToyModel
 
+_NO_MEMORY = (
+    "this machine has no memory for a model with {} KV cells; give less --max-total-tokens, a "
+    "shorter --context-length or fewer --max-running-requests"
+)
+
 
 def load_model(
     spec: str,
@@ -68,6 +73,8 @@ async def load_aside(spec: str, sizes: Sizes) -> Model:
                 cells=sizes.cells,
             )
             how: Callable[..., None] = loaded.set_result
+        except (MemoryError, OverflowError):
+            what, how = SetupError(_NO_MEMORY.format(sizes.cells)), loaded.set_exception
         except BaseException as problem:  # noqa: BLE001 - raised where it is awaited
             what, how = problem, loaded.set_exception
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
