@@ -8,7 +8,7 @@ Field names are SGLang's where SGLang has the field (0.5.23).
 """
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -26,6 +26,8 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Room = Annotated[int, msgspec.Meta(ge=0, le=ROOM_MAX)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+Zero = Annotated[float, msgspec.Meta(ge=0.0, le=0.0)]
+One = Annotated[float, msgspec.Meta(ge=1.0, le=1.0)]
 Stops = str | Annotated[list[str], msgspec.Meta(max_length=64)] | None
 
 
@@ -37,7 +39,7 @@ class WireError(Exception):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """SGLang's `sampling_params`; fields not named here are ignored."""
+    """SGLang's `sampling_params`; what would change the answer and is not done here is refused."""
 
     max_new_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     temperature: Temperature | None = None
@@ -49,6 +51,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: Seed | None = None
     sampling_seed: Seed | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+    frequency_penalty: Zero | None = None
+    presence_penalty: Zero | None = None
+    repetition_penalty: One | None = None
+    min_p: Zero | None = None
+    json_schema: None = None
+    regex: None = None
+    ebnf: None = None
 
 
 class Bootstrapped(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +88,12 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = False
 
 
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """OpenAI's `response_format`: there are no grammars here."""
+
+    type: Literal["text"]
+
+
 class OpenAiBody(Bootstrapped, frozen=True, kw_only=True):
     """What the two OpenAI bodies share."""
 
@@ -93,6 +108,13 @@ class OpenAiBody(Bootstrapped, frozen=True, kw_only=True):
     seed: Seed | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=1)] | None = None
     stream_options: StreamOptions | None = None
+    frequency_penalty: Zero | None = None
+    presence_penalty: Zero | None = None
+    repetition_penalty: One | None = None
+    min_p: Zero | None = None
+    regex: None = None
+    ebnf: None = None
+    response_format: ResponseFormat | None = None
 
 
 class CompletionBody(OpenAiBody, frozen=True, kw_only=True):

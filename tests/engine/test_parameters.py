@@ -115,3 +115,41 @@ class TestEcho:
 
         assert whole.json["choices"][0]["text"] == PROMPT + bytes(greedy(PROMPT, 3)).decode()
         assert said == whole.json["choices"][0]["text"]
+
+
+class TestWhatIsNotDone:
+    ASKED = (
+        ("frequency_penalty", 0.5, 0.0),
+        ("presence_penalty", -1, 0),
+        ("repetition_penalty", 1.1, 1.0),
+        ("min_p", 0.1, 0.0),
+        ("regex", "a+", None),
+        ("ebnf", "root ::= x", None),
+    )
+
+    @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+    async def test_it_is_refused_by_name_and_its_default_is_not(self, path):
+        """An answer that ignores a penalty or a grammar would be a wrong one, told as right."""
+        body = {"text": "x"} if path == "/generate" else {"prompt": "x"} | CHAT
+
+        def asking(name, what):
+            params = {"max_new_tokens": 1, name: what}
+            return body | ({"sampling_params": params} if path == "/generate" else {name: what})
+
+        async with pair() as two:
+            for name, value, harmless in self.ASKED:
+                refused = await two.both(path, asking(name, value))
+                served = await two.both(path, asking(name, harmless))
+
+                assert [(name, answer.status) for answer in refused] == [(name, 400)] * 2
+                assert all(name in answer.json["error"]["message"] for answer in refused)
+                assert [(name, answer.status) for answer in served] == [(name, 200)] * 2
+
+    @pytest.mark.parametrize(("kind", "status"), [("text", 200), ("json_object", 400)])
+    async def test_a_format_that_needs_a_grammar_is_refused(self, kind, status):
+        """`response_format` is text or nothing."""
+        asked = CHAT | {"response_format": {"type": kind}}
+        async with pair() as two:
+            answers = await two.both("/v1/chat/completions", asked)
+
+        assert [answer.status for answer in answers] == [status, status]
