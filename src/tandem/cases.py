@@ -155,8 +155,8 @@ class Cases:
         return None
 
     def broke(self, case: Case) -> None:
-        """The handling of a case broke."""
-        case.broken = True
+        """The handling of a case broke; one that was being judged again stays as it was."""
+        case.broken = not case.tries
 
     def forget_broken(self) -> None:
         """Let what broke be handed on once more."""

@@ -8,7 +8,7 @@ import pytest
 import faults
 from sites import AUTO, CELL, DECODE, PREFILL, ROUTER, partial
 from tandem import loop
-from tandem.errors import RefusedError
+from tandem.errors import RefusedError, WorldError
 from tandem.loop import watch
 from tandem.ports import Harvest
 from tandem.records import Incident, Outcome, Policy, ReportRef
@@ -208,6 +208,21 @@ class TestJudgedAgain:
 
         assert first.diagnosis.verdict == "undetermined"
         assert (again.id, again.diagnosis.cause) == (first.id, "collective-desync")
+
+    async def test_evidence_that_cannot_be_sealed_again_begins_no_second_incident(self, site_of):
+        """A full disk while it is judged again: told, and the incident stays as it was."""
+        site = site_of(faults.stall_without_restart)
+        await site.watch(until="report")
+
+        def full(*_):
+            raise WorldError("The disk is full.", next_step="Free some.")
+
+        site.store.before["seal"] = full
+        await site.watch(turns=130)
+        (incident,) = site.store.incidents()
+
+        assert "The disk is full" in site.texts("failed")[0]
+        assert (incident.state, incident.seal.path) == ("advised", "evidence.sqlite")
 
     async def test_what_is_determined_is_left_alone(self, site_of):
         """A verdict that names a cause is judged once."""
