@@ -1,8 +1,9 @@
 """Real soak: deployments that are slow, bursty, idle, overloaded, cold, and never broken.
 
 `watch_soak.py --minutes 10 --deployments 2` adds a slice to `results/watch-soak.json`; at most ten
-minutes each, as often as one likes. Odd deployments run the hash model, the others a real one, and
-each runs through its own order of what looks alarming and is not. Any actionable finding is false.
+minutes each, as often as one likes. Every third deployment runs a real model, the others the hash
+model, and each runs through its own order of what looks alarming and is not. Any actionable finding
+is false.
 
 For: false findings. Not for: stalls (`watch_stalls.py`).
 """
@@ -172,7 +173,7 @@ def _write(path: Path, done: asyncio.Event) -> None:
 
 async def one(number: int, minutes: float, seed: int) -> Figures:
     """One deployment's slice."""
-    kind = "toy" if number % 2 else "real"
+    kind = "toy" if number % 3 else "real"
     rng = random.Random(seed * 1000 + number)
     root = Path(tempfile.mkdtemp(prefix="tandem-soak-"))
     site = Site(root, **SITES[kind])  # type: ignore[arg-type]
