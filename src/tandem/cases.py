@@ -149,8 +149,8 @@ class Cases:
                 continue
             if case.tries >= len(AGAIN_S) or facts.now - case.sealed_at < AGAIN_S[case.tries]:
                 continue
-            case.tries += 1
             if any(_came(facts, name, case.sealed_at) for name in case.asked):
+                case.tries += 1
                 return case
         return None
 
