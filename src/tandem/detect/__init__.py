@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
     partial,
     lambda facts, _: failing(facts),
     lying,
-    disagreements,
+    lambda facts, _: disagreements(facts),
     hazards,
     lambda facts, _: corrupted(facts),
     lambda facts, _: slow(facts),

@@ -8,7 +8,7 @@ from tandem.detect.candidate import Candidate, client, server
 from tandem.detect.settled import settled_at
 from tandem.detect.waiting import PROBE_FRESH_S, completed_probe
 from tandem.facts import Facts
-from tandem.records import Member, Observation, Role, Thresholds
+from tandem.records import Member, Observation, Role
 from tandem.records import vocabulary as v
 
 SHUT_S = 150.0
@@ -17,6 +17,11 @@ minute apart: a worker refused for longer than this is refused for no reason any
 LOST_S = 60.0
 """A request that the router has had open for this long, and no engine has: nobody answers it."""
 EMPTY_LOOKS_MIN = 4
+OUT_STILL_S = 0.5
+"""How long after the engines were seen empty a routed probe must have been out still: the look that
+tells its end may be the next."""
+ONE_LOOK_S = 0.6
+"""Looks at several engines within this are one."""
 SERVED_S = 10.0
 """How long before the last routed miss a direct probe may have ended."""
 MISSES_MIN = 2
@@ -30,16 +35,16 @@ APART_S = 2.0
 """Two misses closer together than this are one event."""
 
 
-def disagreements(facts: Facts, thresholds: Thresholds) -> list[Candidate]:
+def disagreements(facts: Facts) -> list[Candidate]:
     """Every router that holds or refuses what its engines would serve."""
     return [
         found
         for one in facts.deployment.of(Role.ROUTER)
-        if (found := _disagrees(facts, one, thresholds) or _shut(facts, one) or _lost(facts, one))
+        if (found := _disagrees(facts, one) or _shut(facts, one) or _lost(facts, one))
     ]
 
 
-def _disagrees(facts: Facts, router: Member, thresholds: Thresholds) -> Candidate | None:
+def _disagrees(facts: Facts, router: Member) -> Candidate | None:
     newest = facts.latest(router.name, v.PROBE)
     if newest is None or newest.value == "completed":
         return None
@@ -55,16 +60,7 @@ def _disagrees(facts: Facts, router: Member, thresholds: Thresholds) -> Candidat
     served = [seen for cell in cells if (seen := _served_meanwhile(facts, cell.subject, misses))]
     if not cells or len(served) < len(cells):
         return None
-    engines = (*facts.deployment.of(Role.PREFILL), *facts.deployment.of(Role.DECODE))
-    # Empty while the routed probe was known to be out: its end may be in a look that is to come.
-    then = facts.at(misses[-1].at)
-    cited: list[int] = []
-    for engine in engines:
-        for name, _ in signs.QUEUES[engine.role]:
-            low = signs.floor(then, engine.name, name, thresholds.floor_s)
-            if low is not None and low.value > 0:
-                return None
-            cited.extend(low.evidence if low else ())
+    cited = _empty_together(facts, misses[0].at, misses[-1].at - OUT_STILL_S)
     if not cited:
         return None
     said = (
@@ -83,6 +79,33 @@ def _disagrees(facts: Facts, router: Member, thresholds: Thresholds) -> Candidat
             server(idle, tuple(cited)),
         ),
     )
+
+
+def _empty_together(facts: Facts, since: float, until: float) -> tuple[int, ...]:
+    """The looks of one moment at which no engine held a request; () when there was none.
+
+    Engines that show no live queue say nothing; where none does there is no such moment.
+    """
+    empty: list[dict[float, int]] = []
+    for engine in (*facts.deployment.of(Role.PREFILL), *facts.deployment.of(Role.DECODE)):
+        levels: dict[float, float] = {}
+        ids: dict[float, int] = {}
+        for name, _ in signs.QUEUES[engine.role]:
+            for sample in facts.numbers(engine.name, name, since=since, source=signs.LIVE):
+                levels[sample.at] = levels.get(sample.at, 0.0) + sample.value
+                ids[sample.at] = sample.id
+        if levels:
+            empty.append({at: ids[at] for at, level in levels.items() if not level and at <= until})
+    if not empty:
+        return ()
+    for moment in sorted(empty[0], reverse=True):
+        near = [
+            next((cite for at, cite in one.items() if abs(at - moment) <= ONE_LOOK_S), None)
+            for one in empty
+        ]
+        if None not in near:
+            return tuple(cite for cite in near if cite is not None)
+    return ()
 
 
 def _served_meanwhile(facts: Facts, cell: str, misses: list[Observation]) -> Observation | None:

@@ -32,6 +32,8 @@ class Mechanism:
     """Others flow meanwhile: scored apart."""
     needs_load: bool = False
     """Does nothing to an idle fleet."""
+    needs_live_loads: bool = False
+    """Holds what no client waits for, so that only a live queue shows it."""
     kinds: tuple[str, ...] = ()
     """The findings that name it, where it is not a stall."""
 
@@ -170,7 +172,9 @@ MECHANISMS: Mapping[str, Mechanism] = {
         Mechanism("leaked-slots", _leaked_slots, needs_load=True),
         Mechanism("handoff-dropped-in-part", _dropped_in_part, partial=True, needs_load=True),
         Mechanism("stale-peers", _stale, partial=True, needs_load=True),
-        Mechanism("orphaned-transfers", _orphaned, partial=True, needs_load=True),
+        Mechanism(
+            "orphaned-transfers", _orphaned, partial=True, needs_load=True, needs_live_loads=True
+        ),
         Mechanism("decode-killed", _killed, expected="down", kinds=("member-down",)),
         Mechanism("prefill-killed", _prefill_killed, expected="down", kinds=("member-down",)),
         Mechanism("decode-held", _held, expected="down", kinds=("member-paused", "member-down")),

@@ -182,7 +182,14 @@ class _Days:
     async def _break(self) -> None:
         """Let something break, see whether it is found, mend it, and let all come back."""
         fleet, watch, chance = self._fleet, self._watch, self._fleet.chance
-        mechanism = chance.choice([one for one in MECHANISMS.values() if one.expected != "nothing"])
+        live = fleet.machine.live_loads
+        mechanism = chance.choice(
+            [
+                one
+                for one in MECHANISMS.values()
+                if one.expected != "nothing" and (live or not one.needs_live_loads)
+            ]
+        )
         demand = chance.choice((LIGHT, STEADY) if mechanism.needs_load else (IDLE, LIGHT, STEADY))
         if not mechanism.needs_load and chance.random() < 0.25:
             demand = SATURATED
