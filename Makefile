@@ -35,7 +35,7 @@ bench-leak: $(STAMP) ## 53,000 requests, and nothing may be kept; QUICK=1 for 4 
 bench-scan: $(STAMP) ## the metrics scanner against prometheus_client; QUICK=1 is shorter
 	@$(BIN)/python benchmarks/scan.py
 
-bench-watch: $(STAMP) ## stalls noticed, false findings, cost of watching; QUICK=1 for 8 minutes
+bench-watch: $(STAMP) ## how soon stalls are noticed, false findings, cost; QUICK=1 for 8 minutes
 	@$(BIN)/python benchmarks/watch.py $(ARGS)
 
 test: check ## the checks, then every test

@@ -23,8 +23,9 @@ The raw results are in `benchmarks/results`; run it again and see.
 
 Every fault is a mechanism of the embedded engine's switchboard.
 The watch is a separate process that knows only `tandem.toml`.
-Times are from the client's own log: from the first request that never completes; under saturation
-from the last thing any client got.
+Times are from the client's own log.
+They begin with the first request that never completes, under saturation with the last thing any \
+client got.
 
 ## Bars
 
@@ -39,9 +40,11 @@ from the last thing any client got.
 ## Side by side
 
 The same faults under light traffic, and what people use today:
-a Prometheus rule with `for: 2m` on the engines' queues and counters (promtool over series recorded
-every five seconds), the router's health and its word on its workers (asked every five seconds), and
-three failed `/health` in a row (every ten seconds, five seconds' patience).
+
+- a Prometheus rule with `for: 2m` on the engines' queues and counters, by promtool over series \
+recorded every five seconds;
+- the router's health and its word on its workers, asked every five seconds;
+- three failed `/health` of an engine in a row, ten seconds apart, with five seconds' patience.
 
 {beside}
 
@@ -50,7 +53,7 @@ three failed `/health` in a row (every ten seconds, five seconds' patience).
 ## By the number of members
 
 Members are recorded pages (356 KB a prefill, 175 KB a decode) on the same machine.
-Half of them are prefills and half decodes, and every pair is a path; behind Prometheus twenty are
+Half of them are prefills and half decodes, and every pair is a path; behind Prometheus twenty are \
 prefills.
 
 {curve}
