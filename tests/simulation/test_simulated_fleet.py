@@ -5,6 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.detect import detect
+from tandem.facts import Facts
+from tandem.records import Thresholds
 from tandem.records import vocabulary as v
 from tandem.testing.demand import CALM, IDLE, LIGHT, STEADY, Clients
 from tandem.testing.fleet import Fleet
@@ -187,3 +190,48 @@ class TestFleet:
         assert len(shown) == 1
         assert next(iter(shown))[1] == "metrics"
         assert len(fleet.decode("decode-0").prealloc) > 5
+
+
+class TestDetect:
+    """Judging a window that moves on."""
+
+    @settings(max_examples=8, deadline=None)
+    @given(
+        st.integers(0, 1000),
+        st.sampled_from(CALM),
+        st.sampled_from((*BROKEN, *NEAR)),
+        st.sampled_from(sorted(MACHINES)),
+    )
+    def test_the_moving_window_is_judged_as_its_rows_are(self, seed, demand, mechanism, machine):
+        """At every turn the same findings come of the window and of its rows given one by one."""
+        clock = VirtualClock()
+        fleet = Fleet(clock, seed=seed, machine=MACHINES[machine])
+        Clients(fleet).ask(demand)
+
+        async def main():
+            watch, kept = Watch(fleet), []
+            append = watch.memory.append
+
+            def keep(harvest):
+                append(harvest)
+                kept.append(harvest)
+
+            watch.memory.append = keep
+            for turn in range(60):
+                if turn == 20:
+                    break_(fleet, mechanism)
+                before = watch.known
+                await watch.turn()
+                moving = watch.memory.facts(now=clock.now(), window_s=180.0)
+                plain = Facts(
+                    fleet.deployment,
+                    [row for one in kept for row in one.observations],
+                    now=clock.now(),
+                    changes=moving.changes,
+                    traits=moving.traits,
+                )
+                assert detect(moving, before, Thresholds()) == detect(plain, before, Thresholds())
+                await clock.sleep(1.0)
+            await watch.close()
+
+        run(main(), clock)

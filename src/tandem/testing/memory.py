@@ -43,6 +43,15 @@ class Memory:
             oldest = max(one.at for one in self._changes) - LEDGER_S
             self._changes = [one for one in self._changes if one.at >= oldest]
 
+    def forget_later(self, now: float) -> None:
+        """Answer with nothing that a clock, set back since, calls later than now (`Store`)."""
+        known = [
+            msgspec.structs.replace(series.rows[-1], at=min(series.rows[-1].at, now))
+            for (_, name, _), series in self._window.columns.series.items()
+            if name in SLOW
+        ]
+        self._window = Window(now, known)
+
     def facts(self, *, now: float, window_s: float) -> Facts:
         """What was seen in the `window_s` seconds before `now`."""
         return Facts.over(

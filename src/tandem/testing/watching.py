@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from tandem.collect import Collector, Ledger, Recent
 from tandem.collect.incarnations import Incarnations
-from tandem.detect import detect
+from tandem.detect import RECURS_S, detect
+from tandem.loop import CLOCK_BACK_S
 from tandem.parts import DETECT_WINDOW_S
 from tandem.records import Finding, ProbeSettings, Thresholds
 from tandem.testing.faces import sources
@@ -47,6 +48,8 @@ class Watch:
         self.sight = Sight(fleet)
         self.told: list[Told] = []
         self.open: tuple[Finding, ...] = ()
+        self._past: tuple[Finding, ...] = ()
+        self._looked_at = self._blind_until = float("-inf")
         self.turns = 0
         self.slow_disk_until = 0.0
         """Until then the store takes seconds now and then."""
@@ -66,6 +69,11 @@ class Watch:
         self._collector = Collector(found, clock, Ledger(), recent)
         self.memory = Memory(fleet.deployment, clock.now())
 
+    @property
+    def known(self) -> tuple[Finding, ...]:
+        """The findings that are open, and those that closed lately and may come back."""
+        return (*self.open, *self._past)
+
     async def turn(self) -> tuple[Told, ...]:
         """One turn of the loop: look, remember, detect; what opened or closed by it."""
         self.turns += 1
@@ -73,8 +81,14 @@ class Watch:
         clock = self.fleet.clock
         if clock.world < self.slow_disk_until:
             clock.block(self.fleet.chance.choice((0.0, 0.3, 1.0, 4.0)))
-        facts = self.memory.facts(now=clock.now(), window_s=DETECT_WINDOW_S)
-        findings = detect(facts, self.open, self._thresholds)
+        now = clock.now()
+        if now < self._looked_at - CLOCK_BACK_S:
+            self.memory.forget_later(now)
+            self._blind_until = now
+        self._looked_at = now
+        window_s = min(DETECT_WINDOW_S, now - self._blind_until)
+        facts = self.memory.facts(now=now, window_s=window_s)
+        findings = detect(facts, self.known, self._thresholds)
         if not findings and not self.open:
             return ()
         known = {one.id for one in self.open}
@@ -84,6 +98,13 @@ class Watch:
             if one.closed_at is not None or one.id not in known
         )
         self.open = tuple(one for one in findings if one.closed_at is None)
+        self._past = tuple(
+            one
+            for one in (*self._past, *findings)
+            if one.closed_at is not None
+            and facts.now - one.closed_at <= RECURS_S
+            and one.id not in {again.id for again in self.open}
+        )
         self.told += told
         return told
 
