@@ -6,7 +6,7 @@ import pytest
 
 from tandem.testing.soak import bound, virtual_days
 
-HOURS = 0.5
+HOURS = 0.12
 SEEDS = (1, 2, 3, 7)
 
 

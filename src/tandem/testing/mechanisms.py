@@ -13,7 +13,7 @@ from typing import Literal
 
 from tandem.testing.fleet import Fleet
 
-SLOW_LINK_TOKENS_PER_S = 2_000.0
+SLOW_LINK_TOKENS_PER_S = 3_000.0
 """Slow, and yet no hand-off of a usual prompt takes so long that nothing is seen to move."""
 Expected = Literal["stall", "down", "failures", "router", "nothing"]
 """What is to be found: a silent or partial stall, a member away, failed hand-offs, the router, or
