@@ -22,7 +22,10 @@ from tandem_engine.toy import ToyModel
 from tandem_engine.worker import Worker
 
 ROOMS = itertools.count(1)
-FAST = Timeouts(bootstrap_s=10.0, waiting_s=10.0, heartbeat_s=0.1, health_s=5.0)
+FAST = Timeouts(
+    bootstrap_s=10.0, waiting_s=10.0, heartbeat_s=0.1, heartbeat_misses_max=50, health_s=5.0
+)
+"""Beats are frequent, and only who is gone misses enough of them: a busy machine is not dead."""
 DEADLINE_S = 10.0
 
 

@@ -2,15 +2,15 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.pairs import FAST, held, pair, settings, start, until
-from tandem_engine.config import Timeouts
 from tandem_engine.info import load_of
 
-SLOW = Timeouts(heartbeat_s=0.1, health_s=0.5)
+SLOW = replace(FAST, health_s=0.5)
 CORE = {
     "dp_rank", "num_running_reqs", "num_waiting_reqs", "num_waiting_uncached_tokens",
     "num_used_tokens", "num_total_tokens", "max_total_num_tokens", "max_running_requests",

@@ -1,15 +1,15 @@
 """KV that is lost, late, slow, stuck or refused on its way, seen from outside."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from engine.pairs import Pair, greedy, held, pair, until
-from tandem_engine.config import Timeouts
+from engine.pairs import FAST, Pair, greedy, held, pair, until
 from tandem_engine.info import load_of
 
 BODY = {"text": "a prompt", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
-SHORT = Timeouts(bootstrap_s=10.0, waiting_s=0.6, heartbeat_s=0.1, health_s=5.0)
+SHORT = replace(FAST, waiting_s=0.6)
 
 
 def inflight(two: Pair) -> int:

@@ -1,18 +1,18 @@
 """Every fault between two sides, on under traffic and off again: nothing stays held."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from engine.pairs import DEADLINE_S, Pair, greedy, pair
+from engine.pairs import DEADLINE_S, FAST, Pair, greedy, pair
 from tandem_engine import arrivals
-from tandem_engine.config import Timeouts
 from tandem_engine.faults.corruption import CorruptionFaults
 from tandem_engine.faults.handoff import HandoffFaults
 from tandem_engine.faults.peers import PeerFaults
 
-SHORT = Timeouts(bootstrap_s=0.6, waiting_s=0.6, heartbeat_s=0.2, health_s=0.6)
+SHORT = replace(FAST, bootstrap_s=0.6, waiting_s=0.6, health_s=0.6)
 PROMPTS = ["hello", "a prompt that is long enough to be kept for the next one", "and a third"]
 AMOUNTS = {
     "handoff_fails_from_tokens": 10,

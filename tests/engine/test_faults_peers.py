@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from tandem_engine.info import load_of
 from tandem_engine.worker import Worker
 
 SHORT = Timeouts(bootstrap_s=0.6, waiting_s=0.6, heartbeat_s=0.1, health_s=0.3)
+BUSY = replace(SHORT, heartbeat_misses_max=50)
 SLOW_BEAT = Timeouts(bootstrap_s=0.6, waiting_s=0.6, heartbeat_s=1.0, health_s=5.0)
 BODY = {"text": "a prompt", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
 BOOTSTRAPPING, WAITING = "in KVPoll.Bootstrapping", "in KVPoll.WaitingForInput"
@@ -89,7 +91,7 @@ class TestAbortKillsBootstrap:
         """
         died = []
         monkeypatch.setattr(threading, "excepthook", died.append)
-        async with pair(timeouts=SHORT) as two:
+        async with pair(timeouts=BUSY) as two:
             two.prefill.switchboard.switch(abort_kills_bootstrap=True)
             before = await two.generate()
             # A decode's half whose prefill's never comes is given up by the decode: one ABORT.

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import signal
+from dataclasses import replace
 
 import aiohttp
 import psutil
@@ -12,10 +13,9 @@ import pytest
 from engine.pairs import DEADLINE_S, FAST, greedy, held, pair, until
 from engine.pairs import settings as settings_of
 from engine.processes import end, free_port, ready, spawn, terminated
-from tandem_engine.config import Timeouts
 from tandem_engine.info import load_of
 
-IMPATIENT = Timeouts(heartbeat_s=0.1, health_s=0.2)
+IMPATIENT = replace(FAST, health_s=0.2)
 
 
 async def crashing(tmp_path, http, port=None, **faults):

@@ -1,14 +1,14 @@
 """Faults of what a worker says of itself, each beside the truth."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from engine.pairs import DEADLINE_S, pair, until
-from tandem_engine.config import Timeouts
+from engine.pairs import DEADLINE_S, FAST, pair, until
 from tandem_engine.info import load_of
 
-IMPATIENT = Timeouts(heartbeat_s=0.1, health_s=0.5, waiting_s=60, bootstrap_s=60)
+IMPATIENT = replace(FAST, health_s=0.5, waiting_s=60, bootstrap_s=60)
 
 
 class TestHealth:

@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from engine.pairs import DEADLINE_S, Answer, Pair, greedy, pair, until
+from engine.pairs import DEADLINE_S, FAST, Answer, Pair, greedy, pair, until
 from tandem_engine.config import Timeouts
 
-PATIENT = Timeouts(bootstrap_s=60.0, waiting_s=60.0, heartbeat_s=0.2, health_s=60.0)
+PATIENT = replace(FAST, bootstrap_s=60.0, waiting_s=60.0, health_s=60.0)
 SHORT_S = 0.4
 TOKENS = 40
 PROMPT = "a prompt of somebody"

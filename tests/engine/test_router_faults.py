@@ -7,18 +7,17 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 import pytest
 
-from engine.pairs import Answer, again, greedy, held, settings, start, until
+from engine.pairs import FAST, Answer, again, greedy, held, settings, start, until
 from engine.processes import router
-from tandem_engine.config import Timeouts
 from tandem_engine.worker import Worker
 
 pytestmark = [pytest.mark.needs("router"), pytest.mark.timeout(120)]
-TIMEOUTS = Timeouts(bootstrap_s=3.0, waiting_s=3.0, heartbeat_s=0.2, health_s=2.0)
+TIMEOUTS = replace(FAST, bootstrap_s=5.0, waiting_s=5.0, health_s=2.0)
 FLAGS = (
     *("--disable-retries", "--disable-circuit-breaker", "--health-check-interval-secs", "1"),
     *("--health-failure-threshold", "1000", "--health-success-threshold", "1"),

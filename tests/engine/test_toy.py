@@ -120,7 +120,7 @@ class ToyMachine(RuleBasedStateMachine):
             assert len(self.used(model)) == self.models[model].cells_used()
 
 
-TestToyMachine = ToyMachine.TestCase
+TestToyMachine = pytest.mark.timeout(60)(ToyMachine.TestCase)
 TestToyMachine.settings = settings(max_examples=40, stateful_step_count=25)
 
 
