@@ -1,5 +1,6 @@
 """What is deployed: members with roles, incarnations of them, and the paths between them."""
 
+import functools
 from enum import StrEnum
 
 from tandem.records.record import Record
@@ -71,11 +72,8 @@ class Deployment(Record, frozen=True, kw_only=True):
 
     def cells(self) -> tuple["Path", ...]:
         """Every (prefill, decode) cell of the path matrix, without the router."""
-        return tuple(
-            Path(prefill=prefill.name, decode=decode.name)
-            for prefill in self.of(Role.PREFILL)
-            for decode in self.of(Role.DECODE)
-        )
+        prefills = tuple(one.name for one in self.of(Role.PREFILL))
+        return _matrix(prefills, tuple(one.name for one in self.of(Role.DECODE)))
 
     def paths(self) -> tuple["Path", ...]:
         """Every cell, told apart by data-parallel ranks where a member has several."""
@@ -90,6 +88,12 @@ class Deployment(Record, frozen=True, kw_only=True):
             for decode in self.of(Role.DECODE)
             for first, second in _pairs(prefill.dp_size, decode.dp_size)
         )
+
+
+@functools.lru_cache(maxsize=16)
+def _matrix(prefills: tuple[str, ...], decodes: tuple[str, ...]) -> "tuple[Path, ...]":
+    # Asked for many times a second, and there are thousands of cells in a large deployment.
+    return tuple(Path(prefill=one, decode=other) for one in prefills for other in decodes)
 
 
 def _pairs(prefills: int, decodes: int) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ For: the store, which lets nothing in without it. Not for: the run records of a 
 must hold what a member is started with and are readable by their owner alone.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import TypeVar
@@ -29,6 +30,7 @@ from tandem.records import vocabulary as v
 from tandem.visible import visible
 
 REDACTED = "<redacted>"
+OFTEN_MAX = 400
 TEXT_MAX = 65536
 """Characters kept of one text; a stack of a big process fits, a dumped prompt does not."""
 
@@ -126,12 +128,20 @@ def text(value: str) -> str:
 
     Nor does it keep what a terminal would obey: a log line is shown to people later.
     """
+    return _scrub(value) if len(value) > OFTEN_MAX else _scrub_often(value)
+
+
+def _scrub(value: str) -> str:
     value = visible(value)
     if len(value) > TEXT_MAX:
         value = value[:TEXT_MAX] + f"... ({len(value) - TEXT_MAX} characters more)"
     for shape, into in _SHAPES:
         value = shape.sub(into, value)
     return value
+
+
+_scrub_often = functools.lru_cache(maxsize=8192)(_scrub)
+"""Traits, labels and states come again with every look, and were half the cost of one."""
 
 
 def _is_plain(value: str) -> bool:
