@@ -168,6 +168,11 @@ def _still(facts: Facts, member: str, flat_s: float, onset_at: float) -> Reading
     if used is None:
         return None if unwired else proof
     if used.value < signs.BUSY_CPU:
+        pace_s = min(PATIENCE_S_MAX, PACE * max(_pauses(facts, member), default=0.0))
+        paused = pace_s > flat_s and _flat(facts, member, pace_s) is None
+        if facts.now - onset_at < pace_s or paused:
+            # It went on after pauses like this one: a starved process seems idle as well.
+            return None
         return Reading(flat_s, (*proof.evidence, *used.evidence))
     if unwired:
         # It computes, and the counter that would show what has never moved: that proves nothing.
@@ -191,8 +196,25 @@ def _patience_s(facts: Facts, member: str, flat_s: float, cores: float) -> float
 
     One that is starved of CPU, or used to long steps, paused before and went on.
     """
+    pauses = _pauses(facts, member)
+    longest_s = max(pauses, default=0.0)
+    short = len(pauses) >= PAUSES_MIN and longest_s < flat_s
+    patience = SPINNING_PATIENCE if short and cores >= SPINNING_CPU else BUSY_PATIENCE
+    return max(patience * flat_s, min(PATIENCE_S_MAX, PACE * longest_s))
+
+
+def _pauses(facts: Facts, member: str) -> list[float]:
+    """How long each pause of progress lasted in this life, the present one left out.
+
+    While nothing was held there was nothing to do: that counts as no time.
+    """
     life = facts.incarnation(member)
     since = float("-inf") if life is None else life.started_at
+    known = facts.deployment.member(member)
+    held: dict[float, float] = {}
+    for name, _ in signs.QUEUES[known.role] if known else ():
+        for look in facts.numbers(member, name, since=since, source=signs.LIVE):
+            held[round(look.at, 1)] = max(look.value, held.get(round(look.at, 1), 0.0))
     pauses: list[float] = []
     pause_s, moved = 0.0, False
     for before, later in pairwise(facts.numbers(member, v.PROGRESS_TOKENS_TOTAL, since=since)):
@@ -203,10 +225,9 @@ def _patience_s(facts: Facts, member: str, flat_s: float, cores: float) -> float
         if later.value != before.value:
             pauses += [pause_s] if moved else []
             pause_s, moved = 0.0, True
-    longest_s = max(pauses, default=0.0)
-    short = len(pauses) >= PAUSES_MIN and longest_s < flat_s
-    patience = SPINNING_PATIENCE if short and cores >= SPINNING_CPU else BUSY_PATIENCE
-    return max(patience * flat_s, min(PATIENCE_S_MAX, PACE * longest_s))
+        elif not held.get(round(later.at, 1), 1.0):
+            pause_s = 0.0
+    return pauses
 
 
 def _flat(facts: Facts, member: str, flat_s: float) -> Reading | None:

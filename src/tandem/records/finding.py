@@ -23,7 +23,7 @@ class Thresholds(Record, frozen=True, kw_only=True):
 
     flat_s: float = 4.0
     """Progress counters must stand still this long before silence counts."""
-    floor_s: float = 5.0
+    floor_s: float = 4.0
     """A queue must never reach zero over this long to count as pinned (total stall)."""
     partial_floor_s: float = 9.0
     """The same while other requests still flow (partial stall)."""
