@@ -171,9 +171,9 @@ def _write(path: Path, done: asyncio.Event) -> None:
     path.unlink()
 
 
-async def one(number: int, minutes: float, seed: int) -> Figures:
+async def one(number: int, minutes: float, seed: int, only: str | None) -> Figures:
     """One deployment's slice."""
-    kind = "toy" if number % 3 else "real"
+    kind = only or ("toy" if number % 3 else "real")
     rng = random.Random(seed * 1000 + number)
     root = Path(tempfile.mkdtemp(prefix="tandem-soak-"))
     site = Site(root, **SITES[kind])  # type: ignore[arg-type]
@@ -223,11 +223,13 @@ def version() -> str:
     return done.stdout.strip() or "unknown"
 
 
-async def slice_of(minutes: float, deployments: int, path: Path = SLICES) -> None:
+async def slice_of(
+    minutes: float, deployments: int, *, only: str | None = None, path: Path = SLICES
+) -> None:
     """One slice of several deployments side by side, added to the results."""
     seed = len(_slices(path)) + 1
     came = await asyncio.gather(
-        *(one(number, minutes, seed) for number in range(deployments)), return_exceptions=True
+        *(one(number, minutes, seed, only) for number in range(deployments)), return_exceptions=True
     )
     added = []
     for figures in came:
@@ -285,6 +287,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Add a slice of soak to the results.")
     parser.add_argument("--minutes", type=float, default=MINUTES_MAX)
     parser.add_argument("--deployments", type=int, default=2)
+    parser.add_argument("--only", choices=sorted(SITES), help="all of them of this kind")
     given = parser.parse_args()
     if not 0 < given.minutes <= MINUTES_MAX:
         parser.error(f"a slice is at most {MINUTES_MAX:g} minutes")
@@ -293,4 +296,4 @@ if __name__ == "__main__":
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, _interrupted)
-    sys.exit(asyncio.run(slice_of(given.minutes, given.deployments)))
+    sys.exit(asyncio.run(slice_of(given.minutes, given.deployments, only=given.only)))
