@@ -84,6 +84,37 @@ class TestMechanisms:
         assert [one.kind for _, one in told_of(name, demand) if one.actionable] == []
 
 
+class TestMatrix:
+    """Several prefills and decodes: what one holds up is not what stalls."""
+
+    def test_a_cell_that_stands_behind_another_is_no_stall(self):
+        """While one prefill computes long prompts that fill a decode, the other's only wait."""
+        clock = VirtualClock()
+        fleet = Fleet(clock, seed=SEED, prefills=2, decodes=2)
+
+        async def main():
+            watch = Watch(fleet)
+            await watch.watch(60.0)
+            for _ in range(fleet.machine.max_running):
+                for decode in fleet.decodes.values():
+                    room = fleet.room(
+                        fleet.prefill("prefill-0"), decode, 3_000, 8, lambda _, __: None
+                    )
+                    fleet.send(room)
+            await watch.watch(90.0)
+            await watch.close()
+            return [one.finding.kind for one in watch.told if one.finding.actionable]
+
+        assert run(main(), clock) == []
+
+    def test_a_cell_that_drops_in_a_matrix_is_found(self):
+        """One cell of four drops its hand-offs: found while the others flow."""
+        found = told_of("handoff-dropped", LIGHT, shape=(2, 2))
+
+        assert [one.kind for _, one in found if one.kind in STALL_KINDS]
+        assert found[0][0] <= PARTIAL_S
+
+
 class TestFleet:
     """The model itself."""
 

@@ -8,7 +8,7 @@ that nobody restarts for its sake. Not for: a member that answers nothing at all
 from tandem import signs
 from tandem.detect.candidate import Candidate, client, joined, server
 from tandem.detect.settled import completed_nothing, settled
-from tandem.detect.waiting import backlog, overdue_probe
+from tandem.detect.waiting import HELD_UP_S, backlog, held_up, overdue_probe
 from tandem.facts import Facts
 from tandem.records import Member, Observation, Path, Role, Thresholds, Witness
 from tandem.records import vocabulary as v
@@ -47,6 +47,8 @@ def _green(facts: Facts, cell: Path, thresholds: Thresholds) -> Candidate | None
         return None
     sent_at = late.at - thresholds.probe_deadline_s
     if facts.now - sent_at < window_s:
+        return None
+    if facts.now - sent_at < HELD_UP_S and held_up(facts, cell, thresholds):
         return None
     cited: list[int] = []
     for name in members:

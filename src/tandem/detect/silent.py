@@ -12,7 +12,13 @@ from tandem import signs
 from tandem.detect.candidate import Candidate, joined, server
 from tandem.detect.gpus import gpus
 from tandem.detect.settled import completed_nothing, settled, settled_at
-from tandem.detect.waiting import client_of, completed_probe, overdue_probe
+from tandem.detect.waiting import (
+    HELD_UP_S,
+    client_of,
+    completed_probe,
+    held_up,
+    overdue_probe,
+)
 from tandem.facts import Facts, Reading
 from tandem.records import Path, Role, Thresholds
 from tandem.records import vocabulary as v
@@ -91,6 +97,8 @@ def _silent(facts: Facts, cell: Path, thresholds: Thresholds) -> tuple[Candidate
         rises = [probe.at - thresholds.probe_deadline_s]
     moved = [one.at for member in members if (one := signs.last_moved(facts, member))]
     onset_at = max([min(rises), *moved])
+    if facts.now - onset_at < HELD_UP_S and held_up(facts, cell, thresholds):
+        return None
     still = [_still(facts, member, thresholds.flat_s, onset_at) for member in members]
     waits = client_of(facts, cell, thresholds)
     if waits is None or any(one is None for one in still):

@@ -10,6 +10,8 @@ from tandem.facts import Facts
 from tandem.records import Observation, Path, Role, Thresholds, Witness
 from tandem.records import vocabulary as v
 
+HELD_UP_S = 120.0
+"""How long one cell may stand behind another's requests: longer than the longest prompt takes."""
 PROBE_FRESH_S = 20.0
 """A probe's answer older than this (four intervals of the default) speaks of the past."""
 OLD_S = 30.0
@@ -147,3 +149,18 @@ def client_of(facts: Facts, cell: Path, thresholds: Thresholds) -> Witness | Non
             said = f"the probe through {router.name} got no answer ({routed.value})"
             return client(said, (routed.id,))
     return None
+
+
+def held_up(facts: Facts, cell: Path, thresholds: Thresholds) -> bool:
+    """Whether requests of this cell only stand behind those of a prefill that moves.
+
+    A decode's places may all be taken by requests that another prefill is computing. This cell's
+    own prefill then has nothing computed and nothing to compute: all wait for places.
+    """
+    for name in (v.INFLIGHT_QUEUE_REQS, v.WAITING_REQS):
+        own = signs.floor(facts, cell.prefill, name, thresholds.floor_s)
+        if own is None or own.value > 0:
+            return False
+    others = [one.name for one in facts.deployment.of(Role.PREFILL) if one.name != cell.prefill]
+    tokens = [signs.beyond_health(facts, name, thresholds.floor_s) for name in others]
+    return any(one is not None and one.value > 0 for one in tokens)
