@@ -11,7 +11,10 @@ Not for: real engines (`watch_soak.py`).
 
 import asyncio
 import json
+import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from bars import Bench, Figures, say
 from tandem.testing.soak import bound, virtual_days
@@ -23,24 +26,27 @@ CPU_S_MAX, QUICK_CPU_S_MAX = 1200.0, 60.0
 
 
 async def measure(bench: Bench) -> None:
-    """Days of each group of seeds, one step each, so that a run cut short goes on."""
+    """Days of each group of seeds, one step each, so that a run cut short goes on; all cores."""
     seeds = list(QUICK_SEEDS if bench.quick else SEEDS)
     days = QUICK_DAYS if bench.quick else DAYS
-    budget_s = QUICK_CPU_S_MAX if bench.quick else CPU_S_MAX
-    size = max(1, len(seeds) // 4)
-    for first in range(0, len(seeds), size):
-        group = seeds[first : first + size]
+    cores = os.cpu_count() or 1
+    budget_s = (QUICK_CPU_S_MAX if bench.quick else CPU_S_MAX) * cores
+    loop = asyncio.get_running_loop()
+    with ProcessPoolExecutor(cores) as pool:
 
-        async def measured(group: list[int] = group) -> Figures:
-            return await asyncio.to_thread(
-                virtual_days,
-                days * len(group) / len(seeds),
-                group,
-                tell=lambda said: say(f"    {said}"),
-                cpu_s_max=budget_s * len(group) / len(seeds),
+        async def measured(group: list[int]) -> Figures:
+            share = len(group) / len(seeds)
+            soak = partial(virtual_days, tell=say, cpu_s_max=budget_s * share)
+            return await loop.run_in_executor(pool, soak, days * share, group)
+
+        size = max(1, len(seeds) // (4 * cores))
+        groups = [seeds[first : first + size] for first in range(0, len(seeds), size)]
+        await asyncio.gather(
+            *(
+                bench.step(f"{STEP} of seeds {one[0]} to {one[-1]}", partial(measured, one))
+                for one in groups
             )
-
-        await bench.step(f"{STEP} of seeds {group[0]} to {group[-1]}", measured)
+        )
 
 
 def tell(bench: Bench, measured: dict[str, Figures]) -> None:
