@@ -7,6 +7,8 @@ Not for: starting, stopping or judging anything.
 import errno
 import os
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +39,10 @@ HELD = {
     "Z": "has ended and nobody reaped it (state Z)",
 }
 """The states in which a process cannot serve, in words."""
+
+
+SHARED_S = 0.5
+"""How long what was read of all listeners serves those who look for a member."""
 
 
 class Holder(NamedTuple):
@@ -86,7 +92,7 @@ def listening_life(host: str, port: int) -> Incarnation | None:
             f"{host} is another host.",
             next_step="Run Tandem there, or give the member a supervisor.",
         )
-    found = holders({port})
+    found = _SEEN.holders(port)
     if found and all(holder.pid is None for holder in found):
         raise WorldError(
             f"Port {port} is held by another user's process.",
@@ -136,12 +142,50 @@ def holders(ports: set[int]) -> list[Holder]:
     if not _listened(ports):
         # Finding the holder means reading every open file of this host: not for an empty port.
         return []
+    return _listening(ports)
+
+
+def _listening(ports: set[int] | None) -> list[Holder]:
+    """The listeners of these ports, or of all; by port and pid."""
+    commands: dict[int, str] = {}
     found: set[Holder] = set()
     for link in psutil.net_connections(kind="tcp"):
-        if link.status == psutil.CONN_LISTEN and link.laddr and link.laddr.port in ports:
-            command = command_of(link.pid) if link.pid else ""
-            found.add(Holder(link.laddr.port, link.pid, command))
+        if link.status != psutil.CONN_LISTEN or not link.laddr:
+            continue
+        if ports is not None and link.laddr.port not in ports:
+            continue
+        if link.pid and link.pid not in commands:
+            commands[link.pid] = command_of(link.pid)
+        found.add(Holder(link.laddr.port, link.pid, commands.get(link.pid or 0, "")))
     return sorted(found, key=lambda holder: (holder.port, holder.pid or 0))
+
+
+class _Listeners:
+    """Who listens where on this host, shared by the members that are looked for at one time.
+
+    Finding out means reading every open file of the host: fifty members that each did it would
+    still be at it when the next look comes.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at = float("-inf")
+        self._known: dict[int, list[Holder]] = {}
+
+    def holders(self, port: int) -> list[Holder]:
+        """The holders of a port, read less than `SHARED_S` ago, where anybody listens at all."""
+        if not _listened({port}):
+            return []
+        with self._lock:
+            if time.monotonic() - self._at >= SHARED_S or port not in self._known:
+                self._known = {}
+                for holder in _listening(None):
+                    self._known.setdefault(holder.port, []).append(holder)
+                self._at = time.monotonic()
+            return self._known.get(port, [])
+
+
+_SEEN = _Listeners()
 
 
 def _listened(ports: set[int]) -> bool:
