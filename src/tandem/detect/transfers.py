@@ -78,13 +78,18 @@ def _rises(facts: Facts, cell: Path, member: str) -> list[tuple[Sample, float]]:
         if later.value > earlier.value
     ]
     rises.sort()
-    calm = [_calm_since(facts, name) for name in (cell.prefill, cell.decode)] if rises else []
+    # A counter does not say with which of its peers a hand-off failed.
+    peers = {
+        name
+        for one in facts.deployment.cells()
+        for name in (one.prefill, one.decode)
+        if member in (one.prefill, one.decode)
+    } | {cell.prefill, cell.decode}
+    calm = [_calm_since(facts, name) for name in sorted(peers)] if rises else []
     if not rises or None in calm:
         return []
     calm_since = max(at for at in calm if at is not None)
-    starts = [
-        life.started_at for name in (cell.prefill, cell.decode) for life in signs.lives(facts, name)
-    ]
+    starts = [life.started_at for name in peers for life in signs.lives(facts, name)]
     return [
         (later, by)
         for later, by in rises
