@@ -127,8 +127,8 @@ async def dead_peer(site: Site, _: Clients) -> None:
 MECHANISMS: dict[str, Mechanism] = {
     one.name: one
     for one in (
-        Mechanism("handoff_stalls", switched("prefill-0", handoff_stalls=True)),
-        # What was dropped is waited for until its timeout: the pair has to forget it.
+        # What was dropped or stalled is waited for until its timeout: the pair has to forget it.
+        Mechanism("handoff_stalls", switched("prefill-0", handoff_stalls=True), PAIR),
         Mechanism(
             "handoff_dropped",
             switched("prefill-0", handoff_dropped=True),
@@ -199,6 +199,7 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism(
             "handoff_stalls, one of two prefills",
             switched("prefill-1", handoff_stalls=True),
+            ("prefill-1", "decode-0"),
             total=False,
             bound_s=75.0,
         ),
