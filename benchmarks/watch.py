@@ -6,7 +6,8 @@ use today. Every stall and every slice of soak is in the results file as soon as
 that was cut short goes on after it.
 
 `watch.py PART...` measures only these parts: stalls, cost, beside, curve, soak, virtual. Bars are
-printed when all parts are there. One call does not reach the end of all of it: run it again.
+printed when all parts are there, or with `watch.py tell` for what is there. One call does not reach
+the end of all of it: run it again.
 """
 
 import asyncio
@@ -40,6 +41,8 @@ CALL_S = 38 * 60.0
 async def main(asked: list[str]) -> int:
     """Measure, print every bar once; the exit status."""
     bench = Bench("watch")
+    if asked == ["tell"]:
+        return told(bench)
     unknown = [name for name in asked if name not in PARTS]
     if unknown:
         say(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
@@ -55,8 +58,16 @@ async def main(asked: list[str]) -> int:
         return 1
     if asked:
         return 0
-    for part in PARTS.values():
-        part.tell(bench, bench.measured)
+    return told(bench)
+
+
+def told(bench: Bench) -> int:
+    """Print every bar of every part; what is not measured is a bar that falls short."""
+    for name, part in PARTS.items():
+        try:
+            part.tell(bench, bench.measured)
+        except KeyError as step:
+            bench.missing(name, f"no {step.args[0]} yet")
     return bench.finish()
 
 

@@ -221,7 +221,7 @@ SITES: dict[str, dict[str, Any]] = {
     "toy, 1P2D": {**TOY, "decodes": 2},
     "toy, small KV": {**TOY,
         "decode_flags": (
-            "--max-total-tokens", "512", "--num-reserved-decode-tokens", "1",
+            "--max-total-tokens", "4096", "--num-reserved-decode-tokens", "1",
             "--disable-overlap-schedule",
         ),
     },
@@ -248,7 +248,7 @@ LOADS: dict[str, dict[str, Load]] = {
 def load_of(site: str, traffic: str) -> Load:
     """The load of a deployment under this kind of traffic."""
     if site == "toy, small KV":
-        return Load(traffic, closed=6, words=25, output_tokens=120)
+        return Load(traffic, closed=12, words=25, output_tokens=700)
     return LOADS["real" if site == "real" else "toy"][traffic]
 
 
