@@ -7,21 +7,47 @@ Not for: a machine without root or `unshare`: mark the test `needs("systemd")`.
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
+
+import tidy
 
 BOOT_S = 30.0
 NAMESPACES = ("--pid", "--mount", "--fork", "--mount-proc", "--cgroup")
 
 # Everything that the booted systemd clears or writes is hidden behind memory first: /tmp and
 # /var/tmp are emptied at boot, and a persistent journal would be the machine's own.
+# What units run from there (a clone below /tmp) is shown again, read-only: it must not be emptied.
 SCRIPT = """
 set -eu
 mount --make-rprivate /
+mount -t tmpfs none /mnt
+number=0
+for tree in "$@"; do
+  number=$((number + 1))
+  mkdir "/mnt/$number"
+  mount --bind "$tree" "/mnt/$number"
+  mount -o remount,ro,bind "/mnt/$number"
+done
 for folder in /tmp /var/tmp /run /var/log; do mount -t tmpfs none "$folder"; done
+number=0
+for tree in "$@"; do
+  number=$((number + 1))
+  mkdir -p "$tree"
+  mount --bind "/mnt/$number" "$tree"
+  mount -o remount,ro,bind "$tree"
+done
 mkdir -p /run/systemd/system /run/dbus
 exec /usr/lib/systemd/systemd --system --unit=basic.target --log-target=journal --show-status=no
 """
+
+
+def hidden_trees() -> list[str]:
+    """The trees that units run from and that lie in a folder which is hidden."""
+    trees = {tidy.ROOT, Path(sys.prefix), Path(sys.base_prefix)}
+    outer = [one for one in trees if not trees.intersection(one.parents)]
+    return sorted(str(one) for one in outer if {Path("/tmp"), Path("/var/tmp")} & {*one.parents})
 
 
 class Booted:
@@ -30,7 +56,7 @@ class Booted:
     def __init__(self) -> None:
         """Boot, and wait until its bus answers."""
         self._outer = subprocess.Popen(
-            ["unshare", *NAMESPACES, "bash", "-c", SCRIPT],
+            ["unshare", *NAMESPACES, "bash", "-c", SCRIPT, "boot", *hidden_trees()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

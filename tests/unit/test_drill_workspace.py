@@ -10,13 +10,11 @@ from tandem.drills.workspace import Workspace
 CHILD = """
 import pathlib, signal, sys
 
-def end(*_):
-    pathlib.Path("interrupted").write_text(sys.argv[1])
-    sys.exit(130)
-
-signal.signal(signal.SIGINT, end)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # none is missed before the wait
 pathlib.Path("ready").touch()
-signal.pause()
+signal.sigwait({signal.SIGINT})
+pathlib.Path("interrupted").write_text(sys.argv[1])
+sys.exit(130)
 """
 """Stands where `python -m tandem` finds it, and waits for Ctrl-C."""
 

@@ -304,6 +304,7 @@ class TestLocks:
             "import fcntl, os, sys\n"
             "file = os.open(sys.argv[2], os.O_RDWR)\n"
             "fcntl.flock(file, fcntl.LOCK_EX)\n"
+            "os.ftruncate(file, 0)\n"
             "os.pwrite(file, str(os.getpid()).encode(), 0)\n"
             "print('held', flush=True)\n"
             "sys.stdin.read()\n"

@@ -1,7 +1,7 @@
 """What can go wrong in a simulated fleet, each by the mechanism of the real thing.
 
 A mechanism changes what an engine, the router or a process does; what is seen of it follows. Those
-that share a name with the embedded engine's (`tandem_engine/faults/`) act at the same place.
+that share a name with a fault of the embedded engine act at the same place.
 
 For: `break_`, `heal`, and what a watcher ought to notice. Not for: when (`schedules.py`).
 """
