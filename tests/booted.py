@@ -14,6 +14,7 @@ from pathlib import Path
 import tidy
 
 BOOT_S = 30.0
+HIDDEN = {Path("/tmp"), Path("/var/tmp")}  # noqa: S108 - named, and nothing is put there
 NAMESPACES = ("--pid", "--mount", "--fork", "--mount-proc", "--cgroup")
 
 # Everything that the booted systemd clears or writes is hidden behind memory first: /tmp and
@@ -47,7 +48,7 @@ def hidden_trees() -> list[str]:
     """The trees that units run from and that lie in a folder which is hidden."""
     trees = {tidy.ROOT, Path(sys.prefix), Path(sys.base_prefix)}
     outer = [one for one in trees if not trees.intersection(one.parents)]
-    return sorted(str(one) for one in outer if {Path("/tmp"), Path("/var/tmp")} & {*one.parents})
+    return sorted(str(one) for one in outer if HIDDEN.intersection(one.parents))
 
 
 class Booted:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidy
-from booted import Booted
+from booted import Booted, hidden_trees
 from tandem.config import load
 from tandem.exports import watch_unit
 
@@ -79,6 +79,8 @@ def booted():
         text = watch_unit(settings, config=folder / "tandem.toml", python=sys.executable)
         # As it is called in there.
         text = text.replace(str(machine.root), "")
+        if hidden_trees():  # what runs is itself below /tmp
+            text = text.replace("PrivateTmp=yes", "PrivateTmp=no")
         machine.write(UNIT, text)
         machine.text = text
         (folder / "hangs.py").write_text(HANGS)
