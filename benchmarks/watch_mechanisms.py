@@ -219,9 +219,11 @@ SITES: dict[str, dict[str, Any]] = {
     "toy, ranks": {**TOY, "prefill_flags": ("--ranks", "2"), "decode_flags": ("--ranks", "2")},
     "toy, 2P1D": {**TOY, "prefills": 2},
     "toy, 1P2D": {**TOY, "decodes": 2},
-    "toy, small KV": {**TOY,
+    "toy, small KV": {
+        # A decode takes no longer sequence than it has cells, and both sides have to agree.
+        "context_length": 2048,
         "decode_flags": (
-            "--max-total-tokens", "4096", "--num-reserved-decode-tokens", "1",
+            "--max-total-tokens", "2048", "--num-reserved-decode-tokens", "1",
             "--disable-overlap-schedule",
         ),
     },
