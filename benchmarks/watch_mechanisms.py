@@ -250,7 +250,7 @@ LOADS: dict[str, dict[str, Load]] = {
 def load_of(site: str, traffic: str) -> Load:
     """The load of a deployment under this kind of traffic."""
     if site == "toy, small KV":
-        return Load(traffic, closed=12, words=25, output_tokens=700)
+        return Load(traffic, closed=10, words=90, output_tokens=300)
     return LOADS["real" if site == "real" else "toy"][traffic]
 
 

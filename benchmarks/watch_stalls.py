@@ -190,11 +190,13 @@ def scored(
     """The finding held against the client's log; `times`: traffic, fault begun, fault complete."""
     now, (began_at, injected_at, ready_at) = time.time(), times
     hung = clients.first_hung(began_at, now)
-    acted = hung is not None and (found is not None or now - hung.sent_at > NOTICE_BAR_S)
-    if mechanism.waits and not acted:
-        return {"invalid": "no client waits: the fault did not act"}
     noticed_at = found.told_at if found is not None else now
     progress_at = clients.last_progress(noticed_at)
+    acted = hung is not None and (found is not None or now - hung.sent_at > NOTICE_BAR_S)
+    if found is None and mechanism.total and progress_at is not None:
+        acted &= now - progress_at > NOTICE_BAR_S
+    if mechanism.waits and not acted:
+        return {"invalid": "no client waits: the fault did not act"}
     begun_at = hung.sent_at if hung is not None and mechanism.waits else ready_at
     figures: Figures = {
         "site": stall.site, "mechanism": stall.mechanism, "traffic": stall.traffic,
